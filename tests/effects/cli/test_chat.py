@@ -22,7 +22,7 @@ CHOOSY = (
     TEMPLATE
     + "{% if 'boo' in messages[-1].content %}{{ raise_exception('No!') }}{% endif %}"
 )
-EMITTED = " This text was not written by a model. The engine"  # the dry executor's
+DRY_TEXT = " This text was not written by a model. The engine"  # the dry executor's
 DRY = ["chat", "--dry-run", "--temperature", "0", "--ignore-eos"]
 
 
@@ -71,7 +71,7 @@ class Piped:
 
 def test_each_line_is_a_message_and_the_conversation_grows(piped: Piped) -> None:
     code, out, err = piped("hi\n\n  \nyou\r\nlast line without end", "--stats")
-    assert (code, out) == (0, f"{EMITTED[:5]}\n" * 3)
+    assert (code, out) == (0, f"{DRY_TEXT[:5]}\n" * 3)
     first = len("<user>hi")
     second = first + len("<assistant>") + 5 + len("<user>you")
     assert prompts(err) == [
@@ -83,7 +83,7 @@ def test_each_line_is_a_message_and_the_conversation_grows(piped: Piped) -> None
 
 
 def test_the_answer_is_all_that_is_written(piped: Piped) -> None:
-    assert piped("hi\n") == (0, f"{EMITTED[:5]}\n", "")
+    assert piped("hi\n") == (0, f"{DRY_TEXT[:5]}\n", "")
     assert piped("") == (0, "", "")
 
 
@@ -99,11 +99,11 @@ def test_commands(piped: Piped) -> None:
     )
     code, out, err = piped(text, "--stats")
     assert code == 0
-    one = len("<user>aa")
-    assert prompts(err)[:2] == [one, one]
-    assert prompts(err)[3] == one
-    assert prompts(err)[4] == one + 16 + len("<user> /help")
-    assert out == f"{EMITTED[:5]}\n" * 5
+    length = len("<user>aa")
+    assert prompts(err)[:2] == [length, length]
+    assert prompts(err)[3] == length
+    assert prompts(err)[4] == length + 16 + len("<user> /help")
+    assert out == f"{DRY_TEXT[:5]}\n" * 5
     assert "no command '/what'; /help lists them" in err
     for name in ("/clear", "/undo", "/quit"):
         assert f"\n{name} " in err
@@ -113,13 +113,13 @@ def test_a_message_that_fails_is_taken_back_and_the_rest_goes_on(piped: Piped) -
     text = b"hi\nboo\n\xff\xfe\n" + b"x" * 9000 + b"\nyou\n"
     code, out, err = piped(text, "--max-model-len", "100", "--stats")
     assert code == 1
-    assert out == f"{EMITTED[:5]}\n" * 2
-    emitted = [line for line in err.splitlines() if line.startswith("minfer: ")]
-    assert len(emitted) == 3
-    assert "the chat template failed: No!" in emitted[0]
-    assert "lone surrogate" in emitted[1]
-    assert "the text has 9030 characters; this model's maximum context" in emitted[2]
-    assert "/clear" not in emitted[2]  # it has no room in a new conversation either
+    assert out == f"{DRY_TEXT[:5]}\n" * 2
+    messages = [line for line in err.splitlines() if line.startswith("minfer: ")]
+    assert len(messages) == 3
+    assert "the chat template failed: No!" in messages[0]
+    assert "lone surrogate" in messages[1]
+    assert "the text has 9030 characters; this model's maximum context" in messages[2]
+    assert "/clear" not in messages[2]  # it has no room in a new conversation either
     assert prompts(err) == [8, 8 + 16 + len("<user>you")]
 
 
@@ -139,7 +139,7 @@ def test_a_full_context_is_reported_and_can_be_cleared(piped: Piped) -> None:
     )
     assert err.splitlines()[:3] == [full] * 3  # by the answer, and for each message
     assert code == 1
-    assert out.splitlines()[0] == EMITTED[: 100 - 86]
+    assert out.splitlines()[0] == DRY_TEXT[: 100 - 86]
 
 
 def test_a_request_that_fails_is_an_error(
@@ -197,7 +197,7 @@ def test_ctrl_c_ends_a_program_that_reads_from_a_pipe(folder: str) -> None:
         assert process.stdout is not None
         process.stdin.write(b"hello\n")
         process.stdin.flush()
-        assert process.stdout.read(len(EMITTED)) == EMITTED.encode()
+        assert process.stdout.read(len(DRY_TEXT)) == DRY_TEXT.encode()
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (130, b"")

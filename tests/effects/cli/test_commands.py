@@ -13,12 +13,12 @@ from minfer.effects.cli.commands import CommandLineParser, Entry, add_commands
 from minfer.effects.cli.main import COMMANDS, main
 
 
-def made(name: str, found: list[str]) -> ModuleType:
+def command_module(name: str, calls: list[str]) -> ModuleType:
     """A module of a command."""
     module = ModuleType(name)
 
     def run(options: argparse.Namespace) -> int:
-        found.append(f"{name} {options.word}")
+        calls.append(f"{name} {options.word}")
         return 7
 
     def add_options(parser: argparse.ArgumentParser) -> None:
@@ -31,8 +31,8 @@ def made(name: str, found: list[str]) -> ModuleType:
 def test_the_command_that_is_meant_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found: list[str] = []
-    monkeypatch.setitem(sys.modules, "inner_module", made("inner", found))
+    calls: list[str] = []
+    monkeypatch.setitem(sys.modules, "inner_module", command_module("inner", calls))
 
     def parser() -> CommandLineParser:
         parser = CommandLineParser(prog="it")
@@ -43,7 +43,7 @@ def test_the_command_that_is_meant_runs(
 
     options = parser().parse_args(["inner", "--word", "hello"])
     assert options.run(options) == 7
-    assert found == ["inner hello"]
+    assert calls == ["inner hello"]
     with pytest.raises(SystemExit):
         parser().parse_args(["inner", "--help"])
     out = capsys.readouterr().out
@@ -67,7 +67,7 @@ def test_without_a_command_the_help_says_which_there_are(
     assert all(words in err for words in ("usage: it ", "inner", "does something"))
 
 
-MOST = 25
+MAX_SHOWN_OPTIONS = 25
 OPTION = re.compile(r"^  (?:-\w(?: \w+)?, )?(--[\w-]+)", re.MULTILINE)
 
 
@@ -79,12 +79,12 @@ def test_help_is_short_and_says_how_to_see_all(
     last = f"minfer {name} --help-all shows all {len(options(everything))}"
     assert shown.splitlines()[-1] == f"{last} options"
     assert "--help-all shows all" not in everything
-    assert len(options(shown)) <= MOST
+    assert len(options(shown)) <= MAX_SHOWN_OPTIONS
     assert set(options(shown)) < set(options(everything))
     assert "--policies" in everything
 
 
-@pytest.mark.parametrize("entry", COMMANDS, ids=lambda one: one.name)
+@pytest.mark.parametrize("entry", COMMANDS, ids=lambda entry: entry.name)
 def test_options_that_help_shows_are_there(
     capsys: pytest.CaptureFixture[str], entry: Entry
 ) -> None:
@@ -105,15 +105,19 @@ def test_the_bundled_model_is_introduced_as_a_toy(
 
 @pytest.mark.long
 def test_what_is_reported_as_wrong_is_wrong_and_what_is_right_is_right() -> None:
-    requested = {"128 * 3": "384", "100 * 100": "10000", "17 + 25": "42"}
+    sums = {"128 * 3": "384", "100 * 100": "10000", "17 + 25": "42"}
     with LLM() as llm:
-        chats = [[{"role": "user", "content": f"What is {one}?"}] for one in requested]
+        chats = [
+            [{"role": "user", "content": f"What is {question}?"}] for question in sums
+        ]
         params = SamplingParams(temperature=0, max_tokens=32)
-        answers = [one.outputs[0].text for one in llm.chat(chats, params, use_tqdm=False)]
-    found = [
-        right in text for right, text in zip(requested.values(), answers, strict=True)
+        answers = [
+            output.outputs[0].text for output in llm.chat(chats, params, use_tqdm=False)
+        ]
+    correct = [
+        expected in text for expected, text in zip(sums.values(), answers, strict=True)
     ]
-    assert found == [False, False, True]
+    assert correct == [False, False, True]
 
 
 def helps(capsys: pytest.CaptureFixture[str], name: str, which: str) -> str:

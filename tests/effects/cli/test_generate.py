@@ -83,17 +83,6 @@ def test_the_prompt_is_echoed_before_each_sample(
     assert second == "abc This\n"
 
 
-def test_samples_are_written_one_after_the_other(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ("--n", "3", "--max-tokens", "20", "--temperature", "1", "--top-k", "50")
-    assert generate(folder, "abc", *options, "--top-p", "0.9") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line.startswith("---")] == [
-        f"--- sample {i} ---" for i in range(3)
-    ]
-
-
 def test_stop_strings_and_stop_ids(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,8 +106,8 @@ def test_stop_strings_and_stop_ids(
         == 0
     )
     assert capsys.readouterr().out == " This text was not written by a \n"
-    every = [part for i in range(256) for part in ("--stop-token-ids", str(i))]
-    assert generate(folder, "x", *every, "--ignore-eos") == 0
+    stop_options = [word for i in range(256) for word in ("--stop-token-ids", str(i))]
+    assert generate(folder, "x", *stop_options, "--ignore-eos") == 0
 
 
 def test_max_tokens_of_zero_writes_all_that_fits(
@@ -136,14 +125,14 @@ def test_stats_go_to_standard_error(
 ) -> None:
     assert generate(folder, "abc", "--max-tokens", "9", "--ignore-eos", "--stats") == 0
     err = capsys.readouterr().err
-    for part in (
+    for words in (
         "loading",
         "3 tokens, 0 of them cached",
         "9 tokens",
         "first token",
         "tokens/s",
     ):
-        assert part in err
+        assert words in err
 
 
 def test_a_failed_request_is_an_error(
@@ -162,16 +151,16 @@ def test_a_failed_request_is_an_error(
 
 @pytest.mark.long
 def test_the_bundled_model_writes() -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [*MINFER, "generate", "--num-gpu-blocks-override", "64"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(cli.PROMPT)  # which is echoed if none was given
-    assert len(done.stdout) > len(cli.PROMPT) + 1
-    written = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert completed.stdout.startswith(cli.PROMPT)  # which is echoed if none was given
+    assert len(completed.stdout) > len(cli.PROMPT) + 1
+    written = [line.strip() for line in completed.stdout.splitlines() if line.strip()]
     assert all(written.count(line) < 3 for line in written)  # it does not loop
 
 
@@ -180,8 +169,8 @@ def test_a_beam_search_writes_the_best(
 ) -> None:
     assert generate(folder, "abc", "--max-tokens", "6", "--beams", "3") == 0
     best = capsys.readouterr().out
-    several = ("--max-tokens", "6", "--beams", "3", "--n", "2")
-    assert generate(folder, "abc", *several) == 0
+    two_samples = ("--max-tokens", "6", "--beams", "3", "--n", "2")
+    assert generate(folder, "abc", *two_samples) == 0
     first, second = capsys.readouterr().out.split("\n--- sample 1 ---\n")
     assert first == "--- sample 0 ---\n" + best.removesuffix("\n")
     assert second.removesuffix("\n") != best.removesuffix("\n")
@@ -209,17 +198,20 @@ def test_a_beam_search_draws_nothing(
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
+    ("options", "message"),
     [
         (("--beams", "0"), "beam_width: must be from 1"),
         (("--length-penalty", "2"), "length_penalty: needs --beams"),
     ],
 )
 def test_what_makes_no_beam_search_is_refused(
-    folder: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], why: str
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    message: str,
 ) -> None:
     assert generate(folder, "abc", *options) != 0
-    assert why in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_dry_search_reads_out_the_passage(

@@ -13,17 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.effects.cli.test_chat import CHOOSY, DRY, EMITTED
-from tests.effects.tiny_model import write_checkpoint
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = write_checkpoint(
-        tmp_path_factory.mktemp("tiny"), max_position_embeddings=100_000
-    )
-    (path / "chat_template.jinja").write_text(CHOOSY)
-    return str(path)
+from tests.effects.cli.test_chat import DRY, DRY_TEXT
+from tests.effects.cli.test_chat import folder as folder
 
 
 class Terminal:
@@ -61,9 +52,9 @@ class Terminal:
         """Read until `text` has come, and forget all up to its end; returns what came
         before.
         """
-        until = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         while text not in self.seen:
-            assert time.monotonic() < until, f"{text!r} not in {self.seen[-500:]!r}"
+            assert time.monotonic() < deadline, f"{text!r} not in {self.seen[-500:]!r}"
             self.read(0.2)
         before, self.seen = self.seen.split(text, 1)
         return before
@@ -86,13 +77,13 @@ class Terminal:
 
 @contextlib.contextmanager
 def terminal(*arguments: str) -> Iterator[Terminal]:
-    made = Terminal(*arguments)
+    opened = Terminal(*arguments)
     try:
-        yield made
+        yield opened
     finally:
-        made.process.kill()
-        made.process.wait()
-        os.close(made.master)
+        opened.process.kill()
+        opened.process.wait()
+        os.close(opened.master)
 
 
 @pytest.mark.long
@@ -110,7 +101,7 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(folder: str) -> None:
         person.prompted()
         for _ in range(2):
             person.type("hello\n")
-            person.expect(EMITTED)  # it streams: the answer has 100,000 tokens
+            person.expect(DRY_TEXT)  # it streams: the answer has 100,000 tokens
             person.type("\x03\x03\x03")  # impatience does no harm
             person.expect("output  ")
             person.prompted()
@@ -139,18 +130,18 @@ def test_a_cut_answer_stays_in_the_conversation_and_ctrl_d_ends_it(folder: str) 
     with terminal(*DRY, "--model", folder, *options, "--stats") as person:
         person.prompted()
         person.type("hello\n")
-        person.expect(EMITTED)
+        person.expect(DRY_TEXT)
         person.type("\x03")
         person.expect("output ")
         cut = int(person.expect(" tokens"))
-        assert len(EMITTED) <= cut < 99_000
+        assert len(DRY_TEXT) <= cut < 99_000
         person.prompted()
         person.type("again\n")
-        person.expect(EMITTED)
+        person.expect(DRY_TEXT)
         person.type("\x03")
         person.expect("prompt ")
-        emitted = len("<user>hello<assistant>") + cut + len("<user>again")
-        assert int(person.expect(" tokens")[-8:]) == emitted
+        expected = len("<user>hello<assistant>") + cut + len("<user>again")
+        assert int(person.expect(" tokens")[-8:]) == expected
         person.prompted()
         person.type("\x04")
         assert person.ends() == 0

@@ -18,9 +18,10 @@ import minfer
 from minfer.effects.cli.commands import Entry
 from minfer.effects.cli.main import COMMANDS, main
 from minfer.effects.live.engine import open_engine as opening
+from tests.effects.cli.test_generate import MINFER, SMALL, generate
+from tests.effects.cli.test_generate import folder as folder
 from tests.effects.tiny_model import write_checkpoint
 
-SMALL = ["--block-size", "8", "--num-gpu-blocks-override", "64", "--max-num-seqs", "4"]
 HEAVY = {
     "torch",
     "transformers",
@@ -30,17 +31,7 @@ HEAVY = {
     "uvicorn",
     "pydantic",
 }
-MINFER = [sys.executable, "-m", "minfer"]
 ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
-
-
-def generate(folder: Path, *options: str) -> int:
-    return main(["generate", "--model", str(folder), *SMALL, *options])
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -53,13 +44,6 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return err
 
 
-def test_without_a_command_it_helps(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("usage: minfer ")
-    assert all(f"\n    {entry.name} " in err for entry in COMMANDS)
-
-
 # --- bad input --------------------------------------------------------------------------
 
 
@@ -67,10 +51,8 @@ def test_without_a_command_it_helps(capsys: pytest.CaptureFixture[str]) -> None:
 def test_commands_that_were_removed_are_refused_by_name(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    messages_logged = refused(capsys, "compile", *arguments)
-    assert messages_logged.startswith(
-        "minfer: compile was removed: serve compiles what it needs"
-    )
+    message = refused(capsys, "compile", *arguments)
+    assert message.startswith("minfer: compile was removed: serve compiles what it needs")
 
 
 @pytest.mark.parametrize("arguments", [[], ["serve", "--seed", "x"], ["--help"]])
@@ -81,7 +63,7 @@ def test_bench_names_other_programs_with_the_commands_that_the_readme_has(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("minfer: bench was removed: use GuideLLM, aiperf or vLLM's ")
-    commands = [" ".join(part.split()) for part in err.split("\n\n")[1:]]
+    commands = [" ".join(paragraph.split()) for paragraph in err.split("\n\n")[1:]]
     readme = (ROOT / "effects" / "README.md").read_text("utf-8")
     words = " ".join(readme.split())
     programs = ("guidellm run ", "aiperf profile ", "vllm bench serve ")
@@ -219,17 +201,6 @@ def test_a_model_that_is_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'./Qwen/Qwen2.5-0.5B' is not a folder; give the path" in err
 
 
-def test_what_is_not_the_users_fault_is_not_hidden(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object) -> None:
-        raise ValueError("a fault of ours")
-
-    monkeypatch.setattr(opening, "open_executor", broken)
-    with pytest.raises(ValueError, match="a fault of ours"):
-        generate(folder, "a")
-
-
 def test_an_interrupt_while_loading(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,10 +266,10 @@ def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_version_and_help_are_complete() -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [*MINFER, "--version"], capture_output=True, text=True, check=True
     )
-    assert done.stdout == f"minfer {minfer.__version__}\n"
+    assert completed.stdout == f"minfer {minfer.__version__}\n"
     for command in ("generate", "plan"):
         shown = helped(command)
         for option in (
@@ -318,14 +289,14 @@ def helped(*command: str) -> str:
         "from minfer.effects.cli.main import main\n"
         f"main([*{command!r}, '--help-all'])"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         check=True,
         env={**os.environ, "COLUMNS": "200"},
     )
-    return done.stdout
+    return completed.stdout
 
 
 @pytest.mark.long
@@ -345,8 +316,8 @@ def test_commands_are_imported_only_when_they_are_meant() -> None:
         "try:\n    main(['plan', '--help'])\nexcept SystemExit:\n    pass\n"
         "print(*(name for name in sys.modules if name.startswith('minfer.effects.cli.')))"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    loaded = set(done.stdout.splitlines()[-1].split())
+    loaded = set(completed.stdout.splitlines()[-1].split())
     assert {entry.module for entry in COMMANDS} & loaded == {"minfer.effects.cli.plan"}

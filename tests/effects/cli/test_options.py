@@ -18,21 +18,21 @@ def test_options_win_over_the_models_advice_and_that_over_defaults() -> None:
     advice = {"temperature": 0.3, "top_k": 20}
     advised = sampling_params(bare, advice)
     assert (advised.temperature, advised.top_k, advised.top_p) == (0.3, 20, 0.9)
-    emitted = parser().parse_args(["chat", "--temperature", "0", "--top-k", "5"])
-    given = sampling_params(emitted, advice)
-    assert (given.temperature, given.top_k) == (0, 5)
+    options = parser().parse_args(["chat", "--temperature", "0", "--top-k", "5"])
+    combined = sampling_params(options, advice)
+    assert (combined.temperature, combined.top_k) == (0, 5)
 
 
 @pytest.mark.parametrize("name", ADVISED)
 def test_what_the_table_of_parameters_offers_is_an_option(name: str) -> None:
-    emitted = parser().parse_args(["generate", f"--{name.replace('_', '-')}", "1"])
-    assert getattr(sampling_params(emitted, {}), name) == 1
+    options = parser().parse_args(["generate", f"--{name.replace('_', '-')}", "1"])
+    assert getattr(sampling_params(options, {}), name) == 1
 
 
 def test_single_tokens_and_words() -> None:
-    given = "--min-tokens 3 --logit-bias 7=-2 --logit-bias 5=1.5 --allowed-token-ids 5"
-    emitted = parser().parse_args(["generate", *given.split(), "--bad-words", "a b"])
-    params = sampling_params(emitted, {})
+    words = "--min-tokens 3 --logit-bias 7=-2 --logit-bias 5=1.5 --allowed-token-ids 5"
+    options = parser().parse_args(["generate", *words.split(), "--bad-words", "a b"])
+    params = sampling_params(options, {})
     assert params.min_tokens == 3
     assert params.logit_bias == ((5, 1.5), (7, -2.0))
     assert params.allowed_token_ids == (5,)
@@ -68,19 +68,19 @@ def test_the_scheduling_policy_has_one_name(
     capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     place = ["x"] if command in ("simulate", "replay") else []
-    emitted = parser().parse_args([command, *place, "--scheduling-policy", "fair"])
-    assert emitted.scheduling_policy in ("fair", ["fair"])
+    options = parser().parse_args([command, *place, "--scheduling-policy", "fair"])
+    assert options.scheduling_policy in ("fair", ["fair"])
     with pytest.raises(SystemExit):
         parser().parse_args([command, *place, "--policy", "fair"])
-    found = capsys.readouterr().err
-    assert "argument --policy: was renamed: use --scheduling-policy" in found
+    message = capsys.readouterr().err
+    assert "argument --policy: was renamed: use --scheduling-policy" in message
 
 
 def test_max_tokens_is_a_number_of_tokens_or_all_that_fit() -> None:
-    def emitted(tokens: str) -> argparse.Namespace:
+    def parsed(tokens: str) -> argparse.Namespace:
         return parser().parse_args(["generate", "--max-tokens", tokens])
 
-    assert sampling_params(emitted("1"), {}).max_tokens == 1
-    assert sampling_params(emitted("0"), {}).max_tokens is None
+    assert sampling_params(parsed("1"), {}).max_tokens == 1
+    assert sampling_params(parsed("0"), {}).max_tokens is None
     with pytest.raises(ParameterError, match="from 1, or 0 for as many as fit, not -1"):
-        sampling_params(emitted("-1"), {})
+        sampling_params(parsed("-1"), {})

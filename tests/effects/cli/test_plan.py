@@ -5,14 +5,9 @@ from pathlib import Path
 import pytest
 
 from minfer.effects.cli.main import main
+from tests.effects.cli.test_generate import SMALL
+from tests.effects.cli.test_generate import folder as folder
 from tests.effects.tiny_model import write_checkpoint
-
-SMALL = ["--block-size", "8", "--num-gpu-blocks-override", "64", "--max-num-seqs", "4"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
 def test_plan_prints_what_fits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,6 +46,6 @@ def test_plan_prints_what_multiplies_quantized_matrices(
     folder = write_checkpoint(tmp_path, hidden_size=64, intermediate_size=96)
     assert main(["plan", "--model", str(folder), *SMALL, "--quantization", level]) == 0
     [line] = [
-        one for one in capsys.readouterr().out.splitlines() if "matrix products" in one
+        row for row in capsys.readouterr().out.splitlines() if "matrix products" in row
     ]
     assert named in line

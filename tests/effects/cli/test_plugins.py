@@ -36,7 +36,7 @@ def test_their_module_is_named_before_the_command_or_after(
     tmp_path: Path, arguments: list[str]
 ) -> None:
     (tmp_path / "own_policies.py").write_text(OWN, "utf-8")
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "minfer", *arguments],
         capture_output=True,
         text=True,
@@ -44,16 +44,16 @@ def test_their_module_is_named_before_the_command_or_after(
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(Path(minfer.__file__).parents[1])},
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
 @pytest.mark.long
 def test_a_module_that_is_not_there_is_reported() -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "minfer", "plan", "--policies", "no.such.module"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 2
-    assert "no.such.module cannot be imported" in done.stderr
+    assert completed.returncode == 2
+    assert "no.such.module cannot be imported" in completed.stderr

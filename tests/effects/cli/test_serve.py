@@ -21,17 +21,17 @@ def test_serve_takes_its_model_as_vllm_does() -> None:
     assert parser().parse_args(["serve"]).model is None
 
 
-def given_to_a_server(monkeypatch: pytest.MonkeyPatch, *options: str) -> list[Any]:
+def server_options(monkeypatch: pytest.MonkeyPatch, *options: str) -> list[Any]:
     """The options with which a server would start."""
-    seen: list[Any] = []
+    namespaces: list[Any] = []
 
-    def read_options(given: Any) -> Any:
-        seen.append(given)
+    def read_options(namespace: Any) -> Any:
+        namespaces.append(namespace)
         raise ConfigError("enough is known")
 
     monkeypatch.setattr(server, "read_options", read_options)
     assert main(["serve", *options]) == 2
-    return seen
+    return namespaces
 
 
 @pytest.mark.parametrize(
@@ -50,21 +50,25 @@ def test_a_servers_defaults_are_not_a_librarys(
     monkeypatch: pytest.MonkeyPatch, options: list[str], expected: tuple[Any, ...]
 ) -> None:
     monkeypatch.delenv("MINFER_API_KEY", raising=False)
-    seen = given_to_a_server(monkeypatch, *options)
-    (given,) = seen
-    assert (given.scheduling_policy, given.max_waiting, given.api_key) == expected
+    namespaces = server_options(monkeypatch, *options)
+    (namespace,) = namespaces
+    assert (
+        namespace.scheduling_policy,
+        namespace.max_waiting,
+        namespace.api_key,
+    ) == expected
 
 
 def test_the_first_line_comes_before_anything_is_loaded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given_to_a_server(monkeypatch)
+    server_options(monkeypatch)
     toy, error = capsys.readouterr().err.splitlines()
     assert toy.startswith(
         f"minfer {minfer.__version__}: loading the bundled model, a toy"
     )
     assert error == "minfer: enough is known"
-    given_to_a_server(monkeypatch, "org/name")
+    server_options(monkeypatch, "org/name")
     assert capsys.readouterr().err.splitlines()[0].endswith(": loading org/name")
 
 
@@ -77,21 +81,23 @@ for name in ("uvicorn", "starlette", "torch", "tokenizers"):
 from minfer.effects.cli.main import main
 main(["serve"])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stderr.splitlines()[0].startswith("minfer ")
-    assert ": loading " in done.stderr.splitlines()[0]
-    assert "ModuleNotFoundError" in done.stderr
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True
+    )
+    assert completed.stderr.splitlines()[0].startswith("minfer ")
+    assert ": loading " in completed.stderr.splitlines()[0]
+    assert "ModuleNotFoundError" in completed.stderr
 
 
 def test_a_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINFER_API_KEY", "secret")
-    seen = given_to_a_server(monkeypatch)
-    assert seen[0].api_key == ["secret"]
+    namespaces = server_options(monkeypatch)
+    assert namespaces[0].api_key == ["secret"]
 
 
 def test_parsers_are_named_or_found(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--tool-parser", "mistral", "--dry-run", "--api-key", "k"]
-    options = parser().parse_args(["serve", *given, "--max-waiting", "5"])
+    words = ["--tool-parser", "mistral", "--dry-run", "--api-key", "k"]
+    options = parser().parse_args(["serve", *words, "--max-waiting", "5"])
     args, _ = server.read_options(options)
     assert parsers_of(args) == Parsers("mistral", "auto")
     with pytest.raises(SystemExit):

@@ -71,12 +71,12 @@ def answering(answers: dict[str, tuple[int, bytes]], key: str = "") -> Iterator[
         thread.join()
 
 
-def said(found: object, status: int = 200) -> tuple[int, bytes]:
-    return status, json.dumps(found).encode()
+def json_answer(content: object, status: int = 200) -> tuple[int, bytes]:
+    return status, json.dumps(content).encode()
 
 
 def test_a_server_with_replicas(capsys: pytest.CaptureFixture[str]) -> None:
-    with answering({"/ready": said(SERVER)}) as url:
+    with answering({"/ready": json_answer(SERVER)}) as url:
         assert main(["status", url.removeprefix("http://") + "/v1/"]) == 0
     head, counts, *table = capsys.readouterr().out.splitlines()
     assert head == f"{url}, m, minfer 9.9: ready (1 of 2 replicas)"
@@ -96,21 +96,23 @@ def test_a_server_alone(capsys: pytest.CaptureFixture[str]) -> None:
 
 def check_alone(served: Serving, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", served.url]) == 0
-    head, counts, titles, one = capsys.readouterr().out.splitlines()
+    head, counts, titles, row = capsys.readouterr().out.splitlines()
     assert head.startswith(f"{served.url}, tiny, minfer ")
     assert head.endswith(": ready")
     assert counts == "0 running, 0 waiting"
     assert titles.split()[:3] == ["replica", "role", "machine"]
-    assert one.split()[:2] == ["0", "both"]
-    assert one.split()[-4:] == ["ready", "0", "0", "0%"]
+    assert row.split()[:2] == ["0", "both"]
+    assert row.split()[-4:] == ["ready", "0", "0", "0%"]
 
 
 @pytest.mark.parametrize("ready", [{"status": "loading the model"}, SERVER])
 def test_one_that_is_not_ready_says_why(
     capsys: pytest.CaptureFixture[str], ready: dict[str, Any]
 ) -> None:
-    found = {**ready, "status": "loading the model"}
-    with answering({"/ready": said(found, 503), "/router": (503, b"early")}) as url:
+    content = {**ready, "status": "loading the model"}
+    with answering(
+        {"/ready": json_answer(content, 503), "/router": (503, b"early")}
+    ) as url:
         assert main(["status", url]) == 1
     assert ": not ready: loading the model" in capsys.readouterr().out
 
@@ -119,28 +121,35 @@ def test_a_router_may_need_a_key(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MINFER_API_KEY", raising=False)
-    answers = {"/ready": said({"status": "ready"}), "/router": said(ROUTER)}
+    answers = {"/ready": json_answer({"status": "ready"}), "/router": json_answer(ROUTER)}
     with answering(answers, "k") as url:
-        for given in ([], ["--api-key", "wrong"]):
-            assert main(["status", url, *given]) == 2
+        for key_options in ([], ["--api-key", "wrong"]):
+            assert main(["status", url, *key_options]) == 2
             assert "give it with --api-key or MINFER_API_KEY" in capsys.readouterr().err
         monkeypatch.setenv("MINFER_API_KEY", "k")
         assert main(["status", url]) == 0
         monkeypatch.setenv("MINFER_API_KEY", "wrong")
         assert main(["status", url, "--api-key", "k"]) == 0
-    head, counts, _, one = capsys.readouterr().out.splitlines()[4:]
+    head, counts, _, row = capsys.readouterr().out.splitlines()[4:]
     assert head == f"{url}, router, policy prefix: ready"
     assert counts == "4 running, 2 waiting"
-    assert one.split() == ["0", "-", "http://10.0.0.9:8000", "down", "4", "-", "-"]
+    assert row.split() == ["0", "-", "http://10.0.0.9:8000", "down", "4", "-", "-"]
 
 
 @pytest.mark.parametrize(
-    "answer", [(200, b"<html>"), said([1]), said({"status": 3}), (404, b""), (302, b"")]
+    "answer",
+    [
+        (200, b"<html>"),
+        json_answer([1]),
+        json_answer({"status": 3}),
+        (404, b""),
+        (302, b""),
+    ],
 )
 def test_what_is_none_of_minfers_is_named(
     capsys: pytest.CaptureFixture[str], answer: tuple[int, bytes]
 ) -> None:
-    with answering({"/ready": answer, "/else": said(SERVER)}) as url:
+    with answering({"/ready": answer, "/else": json_answer(SERVER)}) as url:
         assert main(["status", url]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
@@ -167,9 +176,9 @@ def test_a_key_that_no_header_can_have_is_not_printed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["status", "127.0.0.1:1", "--api-key", "sec\nret"]) == 2
-    said = capsys.readouterr().err
-    assert "the API key" in said
-    assert "ret" not in said.replace("MINFER", "").replace("character", "")
+    message = capsys.readouterr().err
+    assert "the API key" in message
+    assert "ret" not in message.replace("MINFER", "").replace("character", "")
 
 
 def test_it_needs_no_torch() -> None:
@@ -236,8 +245,10 @@ def test_one_that_sends_a_byte_now_and_then(
 
 
 def test_numbers_of_a_router_that_have_no_sum(capsys: pytest.CaptureFixture[str]) -> None:
-    backends = [{**BACKEND, "requests": most} for most in (10**400, 1.5)]
-    router = said({**ROUTER, "backends": backends})
-    with answering({"/ready": said({"status": "ready"}), "/router": router}) as url:
+    backends = [{**BACKEND, "requests": count} for count in (10**400, 1.5)]
+    router = json_answer({**ROUTER, "backends": backends})
+    with answering(
+        {"/ready": json_answer({"status": "ready"}), "/router": router}
+    ) as url:
         assert main(["status", url]) == 0
     assert capsys.readouterr().out == f"{url}: ready\n"

@@ -37,11 +37,11 @@ IDLE = Snapshot(
 
 def names_of(remote: RemoteEngine) -> list[str]:
     """The names of an API server's requests on its link."""
-    return [name for one in remote._requests.all() for name in one.names]
+    return [name for record in remote._requests.all() for name in record.names]
 
 
-def request(name: str = "a", **more: Any) -> Request:
-    return Request(id=name, prompt=(1, 2, 3), max_tokens=9, **more)
+def request(name: str = "a", **settings: Any) -> Request:
+    return Request(id=name, prompt=(1, 2, 3), max_tokens=9, **settings)
 
 
 @define(eq=False)
@@ -76,18 +76,18 @@ class MadeUp:
     def submit(self, requests: Sequence[Request]) -> None:
         if self.dead is not None:
             raise EngineDeadError("dead")
-        for one in requests:
-            if one.id in self.served or one.id in self.busy:
-                raise RequestError(f"{one.id} is being served")
-        for one in requests:
-            self.live.add(one).stage = RequestStage.SUBMITTED
-        self.served.update({one.id: one for one in requests})
-        self.requested.append(tuple(one.id for one in requests))
+        for request in requests:
+            if request.id in self.served or request.id in self.busy:
+                raise RequestError(f"{request.id} is being served")
+        for request in requests:
+            self.live.add(request).stage = RequestStage.SUBMITTED
+        self.served.update({request.id: request for request in requests})
+        self.requested.append(tuple(request.id for request in requests))
 
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
-        known = frozenset(ids) & self.served.keys()
-        self.cancelled += sorted(known)
-        return known
+        served_ids = frozenset(ids) & self.served.keys()
+        self.cancelled += sorted(served_ids)
+        return served_ids
 
     def finish(self, ends: Sequence[Finish]) -> None:
         self.ends += ends
@@ -123,10 +123,10 @@ class MadeUp:
         )
 
     def end(self, name: str, reason: str = "length") -> None:
-        done = Finished(name, 0, reason, 1)
+        finished = Finished(name, 0, reason, 1)
         del self.served[name]
         self.live.end(name)
-        self.say(TurnOutputs(time=self.now, finished=(done,)))
+        self.say(TurnOutputs(time=self.now, finished=(finished,)))
 
 
 @define(eq=False)
@@ -180,23 +180,23 @@ class Ends:
 
     def emitted(self, number: int, kind: type[Any]) -> list[Any]:
         """What of a kind was said to an API server that has not heard it yet."""
-        every = [wire.read_to_api_server(data) for data in self.down[number]]
-        return [one for one in every if isinstance(one, kind)]
+        messages = [wire.read_to_api_server(data) for data in self.down[number]]
+        return [message for message in messages if isinstance(message, kind)]
 
 
 def linked(api_servers: int = 1) -> Ends:
     """A host whose engine is ready, and whose API servers are there."""
-    made = Ends(api_servers)
-    made.open()
+    ends = Ends(api_servers)
+    ends.open()
     for number in range(api_servers):
-        made.link(number)
-    made.carry()
-    return made
+        ends.link(number)
+    ends.carry()
+    return ends
 
 
 def other(record: Any, **values: Any) -> Any:
     """A record with these values, which must be all that it has, and none as it was."""
-    names = {one.name for one in record.__attrs_attrs__ if one.init}
+    names = {attribute.name for attribute in record.__attrs_attrs__ if attribute.init}
     assert names == set(values), "a field is new: does it cross the line?"
     for name, value in values.items():
         assert getattr(record, name) != value, f"{name} would not be missed"

@@ -26,16 +26,18 @@ class Plain:
 
     def hear(self) -> list[wire.ToApiServer]:
         data = self.socket.recv(2**16)
-        return [wire.read_to_api_server(one) for one in self.reader.feed(data)]
+        return [wire.read_to_api_server(message) for message in self.reader.feed(data)]
 
     def rest(self) -> list[wire.ToApiServer]:
         """What is still sent until the other end closes."""
         self.socket.settimeout(10)
-        found = list[wire.ToApiServer]()
+        messages = list[wire.ToApiServer]()
         with contextlib.suppress(ConnectionError):
             while data := self.socket.recv(2**16):
-                found += [wire.read_to_api_server(one) for one in self.reader.feed(data)]
-        return found
+                messages += [
+                    wire.read_to_api_server(message) for message in self.reader.feed(data)
+                ]
+        return messages
 
     def is_cut(self) -> bool:
         """Whether the other end has closed, once all was read that was sent."""
@@ -50,6 +52,6 @@ class Plain:
 def plain(path: Path, *messages: wire.ToEngine) -> Iterator[Plain]:
     """An API server at the engine of a path, once that has let it in."""
     with connect(path, own_terms(), "plain") as link:
-        made = Plain(link)
-        made.say(*messages)
-        yield made
+        front = Plain(link)
+        front.say(*messages)
+        yield front

@@ -39,17 +39,19 @@ class Requests(ApiServerRequests):
         self.sender = RequestSender(live, self, [self.link])
 
 
-def begun(*each: Request) -> Requests:
+def begun(*submitted: Request) -> Requests:
     """The requests of an API server, all of them on its only replica."""
     requests = Requests()
-    requests.sender.send_to(requests.link, [requests.add(one) for one in each])
+    requests.sender.send_to(
+        requests.link, [requests.add(request) for request in submitted]
+    )
     return requests
 
 
 def resumed(requests: Requests) -> list[wire.Resumed]:
     """All that is on no replica, as its next engine gets it."""
-    every = list(requests.unplaced.values())
-    return [part for kept in every for part in requests.sender.resume(kept, 0)]
+    records = list(requests.unplaced.values())
+    return [entry for record in records for entry in requests.sender.resume(record, 0)]
 
 
 def test_output_so_far_is_history_when_it_is_resubmitted() -> None:
@@ -60,10 +62,10 @@ def test_output_so_far_is_history_when_it_is_resubmitted() -> None:
     )
     assert reported.drafts == (3,)
     requests.lose(0)
-    (again,) = resumed(requests)
-    assert (again.request.output, again.request.prompt) == ((5, 6, 7), (1, 2))
-    assert again.request.id != "a", "late news of the old one would be taken for its own"
-    reported = requests.take(news((again.request.id, 0), tokens=((8,),)))
+    (entry,) = resumed(requests)
+    assert (entry.request.output, entry.request.prompt) == ((5, 6, 7), (1, 2))
+    assert entry.request.id != "a", "late news of the old one would be taken for its own"
+    reported = requests.take(news((entry.request.id, 0), tokens=((8,),)))
     assert (reported.ids, reported.tokens) == ((("a", 0),), ((8,),))
 
 
@@ -72,15 +74,19 @@ def test_samples_that_have_begun_go_on_each_by_itself() -> None:
     requests.take(news(("a", 0), ("a", 2), tokens=((5,), (6,))))
     requests.end((Finished("a", 0, "length", 1),))
     requests.lose(0)
-    parts = [one.request for one in resumed(requests)]
-    assert [(one.n, one.first_sample, one.output) for one in parts] == [
+    resumed_requests = [entry.request for entry in resumed(requests)]
+    assert [
+        (request.n, request.first_sample, request.output) for request in resumed_requests
+    ] == [
         (1, 5, ()),
         (1, 6, (6,)),
     ]
     (end,) = requests.finish([Finish("a", 2, 1)])[0]
-    assert (end.id, end.sample) == (parts[1].id, 0)
+    assert (end.id, end.sample) == (resumed_requests[1].id, 0)
     reported = requests.take(
-        wire.ApiServerOutputs(time=1.0, finished=(Finished(parts[1].id, 0, "stop", 1),))
+        wire.ApiServerOutputs(
+            time=1.0, finished=(Finished(resumed_requests[1].id, 0, "stop", 1),)
+        )
     )
     assert (reported.finished[0].id, reported.finished[0].sample) == ("a", 2)
 
@@ -88,8 +94,8 @@ def test_samples_that_have_begun_go_on_each_by_itself() -> None:
 def test_samples_that_have_not_begun_go_on_as_one_request() -> None:
     requests = begun(request(n=3))
     requests.lose(0)
-    (again,) = resumed(requests)
-    assert again.request.n == 3
+    (entry,) = resumed(requests)
+    assert entry.request.n == 3
 
 
 def test_who_is_blamed() -> None:
@@ -101,7 +107,7 @@ def test_who_is_blamed() -> None:
     requests.take(wire.ApiServerOutputs(time=0.0, reasons=started))
     requests.take(news(("a", 0), ("b", 0), tokens=((), (1,))))
     requests.lose(0)
-    assert [one.deaths for one in resumed(requests)] == [1, 1, 0], "c only waited"
+    assert [entry.deaths for entry in resumed(requests)] == [1, 1, 0], "c only waited"
     blamed = blame(requests, "a", *[EndKind.UNKNOWN] * MAX_SOLO_DEATHS)
     assert blamed == [False] * (MAX_SOLO_DEATHS - 1) + [True]
 
@@ -110,14 +116,14 @@ def blame(requests: Requests, name: str, *ends: EndKind) -> list[bool]:
     """Whether a request is the cause after each of these ends of engines, which served it
     alone.
     """
-    found = []
+    blamed = []
     for end in ends:
         requests.lose(0, _name_of(requests, name))
         causes = requests.causes(0, end)
-        assert {one.request.id for one in causes} <= {name}
-        found.append(bool(causes))
+        assert {cause.request.id for cause in causes} <= {name}
+        blamed.append(bool(causes))
         resumed(requests)
-    return found
+    return blamed
 
 
 def test_a_crash_is_the_fault_of_the_request_that_ran_alone() -> None:
@@ -137,14 +143,14 @@ def test_a_crash_is_the_fault_of_the_request_that_ran_alone() -> None:
 def test_an_end_that_may_be_its_fault_is_so_after_several(end: EndKind) -> None:
     """Kills from outside in between neither blame nor clear it."""
     requests = begun(*map(request, "ab"))
-    others = [end, EndKind.KILLED] * (MAX_SOLO_DEATHS - 1)
-    assert not any(blame(requests, "a", *others))
+    other_ends = [end, EndKind.KILLED] * (MAX_SOLO_DEATHS - 1)
+    assert not any(blame(requests, "a", *other_ends))
     assert blame(requests, "a", end) == [True]
     requests = begun(*map(request, "ab"))
-    assert not any(blame(requests, "a", *others))
+    assert not any(blame(requests, "a", *other_ends))
     requests.lose(0)  # while it served others, too
     resumed(requests)
-    assert not any(blame(requests, "a", *others))
+    assert not any(blame(requests, "a", *other_ends))
 
 
 def test_kills_from_outside_blame_nobody_but_for_a_bound() -> None:
@@ -155,15 +161,21 @@ def test_kills_from_outside_blame_nobody_but_for_a_bound() -> None:
 
 def test_a_sample_is_cleared_by_more_tokens_than_the_last_engine_gave_it() -> None:
     requests = begun(request("a"))
-    many = CLEARING_TOKENS + 5
-    for deaths, tokens in ((1, many), (2, many - 1), (1, many + 9), (2, 3), (3, 0)):
+    base_tokens = CLEARING_TOKENS + 5
+    for deaths, tokens in (
+        (1, base_tokens),
+        (2, base_tokens - 1),
+        (1, base_tokens + 9),
+        (2, 3),
+        (3, 0),
+    ):
         name = _name_of(requests, "a")
         admit = wire.AdmittedReason(Admitted(name, 0, waited=0.0, hit=0, known=2))
         requests.take(wire.ApiServerOutputs(time=0.0, reasons=(admit,)))
         requests.take(news((name, 0), tokens=((1,) * tokens,)))
         requests.lose(0)
-        (again,) = resumed(requests)
-        assert (again.deaths, again.to_clear) == (deaths, CLEARING_TOKENS + tokens)
+        (entry,) = resumed(requests)
+        assert (entry.deaths, entry.to_clear) == (deaths, CLEARING_TOKENS + tokens)
 
 
 def test_who_may_have_been_compiling_is_blamed() -> None:
@@ -174,19 +186,19 @@ def test_who_may_have_been_compiling_is_blamed() -> None:
     requests = begun(*bound, request("free"))
     requests.take(wire.ApiServerOutputs(time=0.0, arrived=("in line", "free", "gone")))
     requests.lose(0)
-    assert [one.deaths for one in resumed(requests)] == [1, 0, 0]
+    assert [entry.deaths for entry in resumed(requests)] == [1, 0, 0]
     requests.lose(0, served=False)
-    assert [one.deaths for one in resumed(requests)] == [1, 0, 0], "it was not ready"
+    assert [entry.deaths for entry in resumed(requests)] == [1, 0, 0], "it was not ready"
     requests.lose(0)
-    assert [one.deaths for one in resumed(requests)] == [2, 1, 0]
+    assert [entry.deaths for entry in resumed(requests)] == [2, 1, 0]
     blamed = blame(requests, "compiles", *[EndKind.HUNG] * MAX_SOLO_DEATHS)
     assert blamed == [False] * (MAX_SOLO_DEATHS - 1) + [True]
 
 
-def _name_of(requests: ApiServerRequests, own: str) -> str:
-    kept = requests.get(own)
-    assert kept is not None
-    return next(iter(kept.names))
+def _name_of(requests: ApiServerRequests, request_id: str) -> str:
+    record = requests.get(request_id)
+    assert record is not None
+    return next(iter(record.names))
 
 
 def test_what_was_to_end_ends_without_an_engine() -> None:
@@ -196,7 +208,7 @@ def test_what_was_to_end_ends_without_an_engine() -> None:
     assert requests.cancel(["b"]) == {0: ["b"]}
     assert requests.pending_ends() == (), "the engine has them"
     requests.lose(0)
-    assert [(one.id, one.reason, one.length) for one in requests.pending_ends()] == [
+    assert [(end.id, end.reason, end.length) for end in requests.pending_ends()] == [
         ("a", "stop", 2),
         ("b", "cancelled", 1),
     ]

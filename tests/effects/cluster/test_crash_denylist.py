@@ -20,7 +20,7 @@ def test_a_digest_is_of_what_determines_the_work() -> None:
     asked = request(n=2, stop_ids=frozenset((3, 1)))
     same = evolve(asked, id="b", seed=9, client="x", root=b"salt", output=(), priority=1)
     assert request_digest(asked) == request_digest(same)
-    others = [
+    variants = [
         evolve(asked, prompt=(1, 2)),
         evolve(asked, max_tokens=8),
         evolve(asked, n=1),
@@ -30,8 +30,8 @@ def test_a_digest_is_of_what_determines_the_work() -> None:
         evolve(asked, n=1, max_tokens=0, prompt_only=PromptOnly()),
         evolve(asked, n=1, max_tokens=0, prompt_only=PromptOnly("last")),
     ]
-    digests = {request_digest(one) for one in (asked, *others)}
-    assert len(digests) == 1 + len(others)
+    digests = {request_digest(request) for request in (asked, *variants)}
+    assert len(digests) == 1 + len(variants)
 
 
 @given(
@@ -49,50 +49,54 @@ def test_they_are_known_for_ten_minutes(
 ) -> None:
     """As in a list of all of them, with the times at which engines died."""
     now = 0.0
-    known = CrashDenylist(lambda: now)
-    every: list[tuple[float, str, bytes, int]] = []
+    denylist = CrashDenylist(lambda: now)
+    entries: list[tuple[float, str, bytes, int]] = []
     for client, number, engines, pause in deaths:
         now += pause
         digest = bytes([number])
-        every = [one for one in every if one[0] > now - REFUSED_SECONDS]
-        new = (client, digest) not in [one[1:3] for one in every]
-        assert bool(known.add([CrashingRequest(client, digest, engines)])) == new
+        entries = [entry for entry in entries if entry[0] > now - REFUSED_SECONDS]
+        new = (client, digest) not in [entry[1:3] for entry in entries]
+        assert bool(denylist.add([CrashingRequest(client, digest, engines)])) == new
         if new:
-            every.append((now, client, digest, engines))
+            entries.append((now, client, digest, engines))
         ages = [
-            CrashingRequest(name, key, ended, now - at) for at, name, key, ended in every
+            CrashingRequest(name, key, ended, now - added)
+            for added, name, key, ended in entries
         ]
-        assert list(known.all()) == ages
+        assert list(denylist.all()) == ages
         for name in "xyz":
-            own = [one for one in every if one[1] == name]
-            assert known.isolates(name) == (
-                sum(one[3] for one in own) > MAX_CLIENT_DEATHS
+            of_client = [entry for entry in entries if entry[1] == name]
+            assert denylist.isolates(name) == (
+                sum(entry[3] for entry in of_client) > MAX_CLIENT_DEATHS
             )
-            for other in range(6):
-                right = bytes([other]) in [one[2] for one in own]
-                assert known.contains(name, bytes([other])) == right
+            for number in range(6):
+                right = bytes([number]) in [entry[2] for entry in of_client]
+                assert denylist.contains(name, bytes([number])) == right
 
 
 def test_what_another_process_knew_has_its_age() -> None:
     now = 1000.0
-    known = CrashDenylist(lambda: now)
+    denylist = CrashDenylist(lambda: now)
     old, new = request("a", n=1), request("a", n=2)
     ages = {old: REFUSED_SECONDS - 1, new: 0.0}
-    known.add(
-        [CrashingRequest("", request_digest(one), 1, age) for one, age in ages.items()]
+    denylist.add(
+        [
+            CrashingRequest("", request_digest(request), 1, age)
+            for request, age in ages.items()
+        ]
     )
-    assert known.refuses(evolve(old, seed=5))
+    assert denylist.refuses(evolve(old, seed=5))
     now += 2.0
-    assert not known.refuses(old)
-    assert known.refuses(new)
+    assert not denylist.refuses(old)
+    assert denylist.refuses(new)
 
 
 def test_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crash_denylist, "MAX_CRASHING_REQUESTS", 3)
-    known = CrashDenylist(lambda: 0.0)
-    known.add([CrashingRequest(f"{number}", b"", 9) for number in range(5)])
-    assert [known.has_client(f"{number}") for number in range(5)] == [False] * 2 + [
+    denylist = CrashDenylist(lambda: 0.0)
+    denylist.add([CrashingRequest(f"{number}", b"", 9) for number in range(5)])
+    assert [denylist.has_client(f"{number}") for number in range(5)] == [False] * 2 + [
         True
     ] * 3
-    assert not known.isolates("0")
-    assert known.isolates("4")
+    assert not denylist.isolates("0")
+    assert denylist.isolates("4")

@@ -22,18 +22,23 @@ APART = ("--prefill=1", "--decode=2")
 PATHS = [Path("/x/0/engine"), Path("/x/1/engine"), Path("/x/2/engine")]
 
 
-def deployment(*said: str) -> Deployment:
+def deployment(*options: str) -> Deployment:
     parser = argparse.ArgumentParser()
     add_options(parser)
-    return read_deployment(parser.parse_args(said))
+    return read_deployment(parser.parse_args(options))
 
 
-def counts(found: Deployment) -> tuple[Any, ...]:
-    return found.replicas, found.prefillers, len(found.prefill_at), found.routed
+def counts(deployed: Deployment) -> tuple[Any, ...]:
+    return (
+        deployed.replicas,
+        deployed.prefillers,
+        len(deployed.prefill_at),
+        deployed.routed,
+    )
 
 
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("options", "expected"),
     [
         ([], (1, 0, 0, False)),
         (["--replicas=3"], (3, 0, 0, True)),
@@ -54,12 +59,12 @@ def counts(found: Deployment) -> tuple[Any, ...]:
         ),
     ],
 )
-def test_engines(said: list[str], found: tuple[Any, ...]) -> None:
-    assert counts(deployment(*said)) == found
+def test_engines(options: list[str], expected: tuple[Any, ...]) -> None:
+    assert counts(deployment(*options)) == expected
 
 
 @pytest.mark.parametrize(
-    ("has_ray", "said", "why"),
+    ("has_ray", "options", "message"),
     [
         (False, [], r"needs ray: pip install '.\[ray\]'"),
         (True, [SAID, "--prefill-listen=h:1"], "all engines of a server; leave --pref"),
@@ -70,29 +75,35 @@ def test_engines(said: list[str], found: tuple[Any, ...]) -> None:
     ],
 )
 def test_what_no_cluster_can_have(
-    monkeypatch: pytest.MonkeyPatch, has_ray: bool, said: list[str], why: str
+    monkeypatch: pytest.MonkeyPatch, has_ray: bool, options: list[str], message: str
 ) -> None:
     monkeypatch.setattr(settings, "find_spec", lambda _: "there" if has_ray else None)
-    with pytest.raises(ConfigError, match=why):
-        deployment("--distributed=ray", *said)
+    with pytest.raises(ConfigError, match=message):
+        deployment("--distributed=ray", *options)
 
 
 def test_links_to_a_cluster_have_a_secret_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(settings, "find_spec", lambda _: "there")
-    each = [deployment("--distributed=ray", "--replicas=2", SAID) for _ in range(2)]
-    assert len(each[0].secret) >= 16
-    assert each[0].secret != each[1].secret
-    each = [deployment("--distributed=ray", *APART) for _ in range(2)]
-    plans = each[0].peer_plans(PATHS, 1)
-    roles = [(one.role, one.dials, one.is_local) for one in plans if one]
+    deployments = [
+        deployment("--distributed=ray", "--replicas=2", SAID) for _ in range(2)
+    ]
+    assert len(deployments[0].secret) >= 16
+    assert deployments[0].secret != deployments[1].secret
+    deployments = [deployment("--distributed=ray", *APART) for _ in range(2)]
+    plans = deployments[0].peer_plans(PATHS, 1)
+    roles = [(plan.role, plan.dials, plan.is_local) for plan in plans if plan]
     assert roles == [(PREFILL, True, False), *[(DECODE, False, True)] * 2]
-    assert {one.secret for one in plans if one} == {each[0].secret} != {each[1].secret}
+    assert (
+        {plan.secret for plan in plans if plan}
+        == {deployments[0].secret}
+        != {deployments[1].secret}
+    )
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("options", "message"),
     [
         (["--replicas=0"], "--replicas must be at least 1"),
         (
@@ -114,11 +125,11 @@ def test_links_to_a_cluster_have_a_secret_of_their_own(
     ],
 )
 def test_what_is_no_deployment(
-    monkeypatch: pytest.MonkeyPatch, said: list[str], why: str
+    monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
 ) -> None:
     monkeypatch.delenv("MINFER_CACHE_SECRET", raising=False)
-    with pytest.raises(ConfigError, match=re.escape(why)):
-        deployment(*said)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        deployment(*options)
 
 
 def test_nixl_that_is_not_there_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,10 +139,10 @@ def test_nixl_that_is_not_there_ends_the_start(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_engines_are_to_each_other() -> None:
-    found = deployment(
+    deployed = deployment(
         SAID, "--prefill-at=h:1", "--kv-listen=k:7", "--prefill=1", "--decode=2"
     )
-    first, second, third = found.peer_plans(PATHS, 1)
+    first, second, third = deployed.peer_plans(PATHS, 1)
     assert first is not None
     assert second is not None
     assert third is not None
@@ -141,21 +152,27 @@ def test_what_engines_are_to_each_other() -> None:
     assert (third.role, third.listens) == (DECODE, (local["2"], ("k", 8)))
     assert first.secret == second.secret != b""
     assert not first.dials, "its engines are named"
-    [alone] = deployment(SAID, "--prefill-listen=h:1").peer_plans(PATHS[:1], 1)
-    assert alone is not None
-    assert (alone.role, alone.dials, alone.secret) == (PREFILL, True, first.secret)
+    [single_plan] = deployment(SAID, "--prefill-listen=h:1").peer_plans(PATHS[:1], 1)
+    assert single_plan is not None
+    assert (single_plan.role, single_plan.dials, single_plan.secret) == (
+        PREFILL,
+        True,
+        first.secret,
+    )
     assert deployment().peer_plans(PATHS[:1], 1) == [None]
 
 
 def test_engines_that_prefill_may_have_other_ranks() -> None:
-    found = deployment("--prefill=1", "--decode=2", "--prefill-tensor-parallel-size=2")
-    sizes = [one.tensor_parallel_size for one in found.settings(EngineArgs())]
-    assert sizes == [2, 1, 1]
-    plans = found.peer_plans(PATHS, 1)
-    assert {(one.prefill_ranks, one.decode_ranks) for one in plans if one} == {(2, 1)}
+    deployed = deployment("--prefill=1", "--decode=2", "--prefill-tensor-parallel-size=2")
     sizes = [
-        one.tensor_parallel_size
-        for one in deployment("--prefill=1", "--decode=1").settings(
+        settings.tensor_parallel_size for settings in deployed.settings(EngineArgs())
+    ]
+    assert sizes == [2, 1, 1]
+    plans = deployed.peer_plans(PATHS, 1)
+    assert {(plan.prefill_ranks, plan.decode_ranks) for plan in plans if plan} == {(2, 1)}
+    sizes = [
+        settings.tensor_parallel_size
+        for settings in deployment("--prefill=1", "--decode=1").settings(
             EngineArgs(tensor_parallel_size=4)
         )
     ]
@@ -164,12 +181,12 @@ def test_engines_that_prefill_may_have_other_ranks() -> None:
 
 @pytest.mark.parametrize("option", ["--prefill-listen", "--kv-listen"])
 def test_a_port_that_is_taken_ends_the_start(option: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        said = [SAID, f"{option}=127.0.0.1:{taken.getsockname()[1]}"]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        options = [SAID, f"{option}=127.0.0.1:{listener.getsockname()[1]}"]
         if option == "--kv-listen":
-            said.append("--prefill-at=h:1")
+            options.append("--prefill-at=h:1")
         with (
             contextlib.ExitStack() as stack,
             pytest.raises(ConfigError, match=f"cannot listen at .* with {option}"),
         ):
-            deployment(*said).link_sockets(stack)
+            deployment(*options).link_sockets(stack)

@@ -47,7 +47,9 @@ class Owner:
             self.dispatcher.join(name)
 
     def take(self, assigned: Assigned) -> None:
-        self.batches.append([f"{one.item} {one.placed.replica}" for one in assigned])
+        self.batches.append(
+            [f"{assignment.item} {assignment.placed.replica}" for assignment in assigned]
+        )
 
 
 def test_what_is_submitted_together_is_delivered_together() -> None:
@@ -129,13 +131,15 @@ def test_whatever_happens_each_request_is_assigned_once_or_waits(
                 live.append(name)
                 dispatcher.submit([waiting(name, tenant, user)])
             case "start" | "end" if live:
-                one = rng.choice(live)
+                request_id = rng.choice(live)
                 dispatcher.settle(
-                    RequestStarted(one) if move == "start" else RequestEnded(one)
+                    RequestStarted(request_id)
+                    if move == "start"
+                    else RequestEnded(request_id)
                 )
-            case "remove" if live and dispatcher.has(one := rng.choice(live)):
-                dispatcher.remove(one)
-                removed.add(one)
+            case "remove" if live and dispatcher.has(request_id := rng.choice(live)):
+                dispatcher.remove(request_id)
+                removed.add(request_id)
             case "join":
                 dispatcher.join(replica)
             case "drain":
@@ -144,18 +148,20 @@ def test_whatever_happens_each_request_is_assigned_once_or_waits(
                 dispatcher.leave(replica)
             case "wake":
                 dispatcher.wake()
-        placed = [one.split()[0] for batch in owner.batches for one in batch]
+        placed = [entry.split()[0] for batch in owner.batches for entry in batch]
         assert len(placed) == len({*placed})
-        kept = {name for name in live if dispatcher.has(name)}
-        assert {*placed} | kept | removed == {*live}
-        assert not kept & ({*placed} | removed)
-        assert dispatcher.waiting == len(kept)
-        for each in users.values():
-            ours = [name for name in each if name in placed]
-            assert ours == sorted(ours, key=placed.index), "users are served in order"
+        waiting_names = {name for name in live if dispatcher.has(name)}
+        assert {*placed} | waiting_names | removed == {*live}
+        assert not waiting_names & ({*placed} | removed)
+        assert dispatcher.waiting == len(waiting_names)
+        for names in users.values():
+            placed_names = [name for name in names if name in placed]
+            assert placed_names == sorted(placed_names, key=placed.index), (
+                "users are served in order"
+            )
         for queue in dispatcher._queues.values():
             if move != "remove":  # those behind it are woken by what happens next
                 decision = route(SHARE, dispatcher.router.state, queue.first().request)
                 free = dispatcher.router.state.replicas.values()
-                none_takes = all(one.draining for one in free)
+                none_takes = all(replica.draining for replica in free)
                 assert none_takes or isinstance(decision.reason, Deferred)

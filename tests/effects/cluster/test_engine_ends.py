@@ -50,11 +50,11 @@ def test_a_kill_is_the_kernels_if_its_count_has_risen(
     counts = iter([7, 8, 8, 9, None, 9, 9])
     monkeypatch.setattr(engine_ends, "oom_kills", lambda: next(counts))
     ends = EngineEnds(1)
-    found = []
+    kinds = []
     for code in (-9, -9, 1, -9, -9, -9):
         ends.note(0, code)
-        found.append(ends.last(0).kind)
-    assert found == [
+        kinds.append(ends.last(0).kind)
+    assert kinds == [
         EndKind.OUT_OF_MEMORY,
         EndKind.KILLED,
         EndKind.CRASHED,

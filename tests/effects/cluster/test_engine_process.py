@@ -91,10 +91,10 @@ def engine(
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        made = Engine(process, path)
+        started = Engine(process, path)
         try:
-            assert made.line() == "loads"
-            yield made
+            assert started.line() == "loads"
+            yield started
         finally:
             process.kill()
 
@@ -107,54 +107,63 @@ def until(api_server: Plain, true: Callable[[wire.ToApiServer], bool]) -> None:
 
 @pytest.mark.long
 def test_it_listens_before_it_has_loaded_and_says_so(tmp_path: Path) -> None:
-    with engine(tmp_path, slow=0.3) as made, plain(made.path, HELLO) as api_server:
-        until(api_server, lambda one: one == wire.LoadingProgress("loading the model"))
+    with engine(tmp_path, slow=0.3) as running, plain(running.path, HELLO) as api_server:
         until(
             api_server,
-            lambda one: isinstance(one, wire.EngineReady) and one.num_blocks == 64,
+            lambda message: message == wire.LoadingProgress("loading the model"),
         )
-        assert made.line() == "ready"
+        until(
+            api_server,
+            lambda message: (
+                isinstance(message, wire.EngineReady) and message.num_blocks == 64
+            ),
+        )
+        assert running.line() == "ready"
         api_server.say(wire.SubmitRequests((REQUESTED,)))
         until(
             api_server,
-            lambda one: isinstance(one, wire.ApiServerOutputs) and bool(one.finished),
+            lambda message: (
+                isinstance(message, wire.ApiServerOutputs) and bool(message.finished)
+            ),
         )
-        made.process.send_signal(STOP)
+        running.process.send_signal(STOP)
         assert api_server.is_cut()
-        assert made.ended() == (0, "")
+        assert running.ended() == (0, "")
 
 
 @pytest.mark.long
 def test_what_is_sent_to_all_processes_does_not_end_it(tmp_path: Path) -> None:
-    with engine(tmp_path) as made:
-        assert made.line() == "ready"
-        for one in (signal.SIGTERM, signal.SIGINT):
-            made.process.send_signal(one)
-        with plain(made.path, HELLO, wire.SubmitRequests((REQUESTED,))) as api_server:
+    with engine(tmp_path) as running:
+        assert running.line() == "ready"
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            running.process.send_signal(signal_number)
+        with plain(running.path, HELLO, wire.SubmitRequests((REQUESTED,))) as api_server:
             until(
                 api_server,
-                lambda one: isinstance(one, wire.ApiServerOutputs) and bool(one.finished),
+                lambda message: (
+                    isinstance(message, wire.ApiServerOutputs) and bool(message.finished)
+                ),
             )
-        made.process.send_signal(STOP)
-        assert made.ended() == (0, "")
+        running.process.send_signal(STOP)
+        assert running.ended() == (0, "")
 
 
 @pytest.mark.long
 def test_an_unwanted_model_is_not_waited_for(tmp_path: Path) -> None:
-    with engine(tmp_path, slow=600) as made:
-        made.process.send_signal(STOP)
-        assert made.ended() == (0, "")
+    with engine(tmp_path, slow=600) as running:
+        running.process.send_signal(STOP)
+        assert running.ended() == (0, "")
 
 
 @pytest.mark.long
 def test_an_engine_that_breaks_ends_and_says_why(tmp_path: Path) -> None:
-    with engine(tmp_path, broken=True) as made:
-        assert made.line() == "ready"
-        with plain(made.path, HELLO, wire.SubmitRequests((REQUESTED,))) as api_server:
-            said = api_server.rest()
+    with engine(tmp_path, broken=True) as running:
+        assert running.line() == "ready"
+        with plain(running.path, HELLO, wire.SubmitRequests((REQUESTED,))) as api_server:
+            messages = api_server.rest()
         # It is not announced as an end for which no request is blamed.
-        assert wire.LoadingProgress("ending") not in said
-        code, err = made.ended()
+        assert wire.LoadingProgress("ending") not in messages
+        code, err = running.ended()
     assert code == BROKEN
     assert "the engine broke: ZeroDivisionError" in err
     assert err.count("Traceback") == 1
@@ -163,38 +172,41 @@ def test_an_engine_that_breaks_ends_and_says_why(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_engines_after_it_go_on_in_the_same_folder_of_journals(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
-    kept: dict[Path, bytes] = {}
+    contents: dict[Path, bytes] = {}
     for number in range(3):
-        with engine(tmp_path, journal=str(folder)) as made:
-            assert made.line() == "ready"
-            with plain(made.path, HELLO, wire.SubmitRequests((REQUESTED,))) as api_server:
+        with engine(tmp_path, journal=str(folder)) as running:
+            assert running.line() == "ready"
+            with plain(
+                running.path, HELLO, wire.SubmitRequests((REQUESTED,))
+            ) as api_server:
                 until(
                     api_server,
-                    lambda one: (
-                        isinstance(one, wire.ApiServerOutputs) and bool(one.tokens)
+                    lambda message: (
+                        isinstance(message, wire.ApiServerOutputs)
+                        and bool(message.tokens)
                     ),
                 )
-                made.process.kill()
-                made.process.wait(10)
+                running.process.kill()
+                running.process.wait(10)
         files = sorted(folder.iterdir())
         assert len(files) == number + 1
-        for path, before in kept.items():
+        for path, before in contents.items():
             assert path.read_bytes() == before, "what was recorded is still there"
-        kept = {path: path.read_bytes() for path in files}
-    for path in kept:
+        contents = {path: path.read_bytes() for path in files}
+    for path in contents:
         assert sum(1 for _ in read_journal(path).turns()) > 1
 
 
 @pytest.mark.long
 def test_engines_after_it_have_as_many_blocks(tmp_path: Path) -> None:
     for blocks in (64, 32):  # there is less memory by then
-        with engine(tmp_path, blocks=blocks) as made:
-            assert made.line() == "ready"
-            with plain(made.path, HELLO) as api_server:
+        with engine(tmp_path, blocks=blocks) as running:
+            assert running.line() == "ready"
+            with plain(running.path, HELLO) as api_server:
                 until(
                     api_server,
-                    lambda one: (
-                        isinstance(one, wire.EngineReady) and one.num_blocks == 64
+                    lambda message: (
+                        isinstance(message, wire.EngineReady) and message.num_blocks == 64
                     ),
                 )
 

@@ -59,7 +59,7 @@ def nothing_left(ends: Ends) -> None:
 
 def ended(ends: Ends, api_server: int = 0) -> list[tuple[str, str]]:
     news = [one for one in ends.heard[api_server] if isinstance(one, TurnOutputs)]
-    return [(done.id, done.reason) for one in news for done in one.finished]
+    return [(end.id, end.reason) for message in news for end in message.finished]
 
 
 # --- what is said to whom ---------------------------------------------------------------
@@ -90,7 +90,7 @@ def test_each_front_hears_of_its_own_rows_and_ids_only_when_they_change() -> Non
         assert (first.tokens, second.tokens) == (((early,),), ((late,),))
     ends.carry()
     for heard, name in zip(ends.heard, "ab", strict=True):
-        assert [one.ids for one in heard if isinstance(one, TurnOutputs)] == [
+        assert [message.ids for message in heard if isinstance(message, TurnOutputs)] == [
             ((name, 0),)
         ] * 2
 
@@ -111,8 +111,8 @@ def test_admissions_are_reported_before_the_step() -> None:
     ends.carry()
     ends.cut()
     ends.link()
-    (kept,) = ends.remotes[0]._requests.all()
-    assert kept.histories[0].deaths == 1  # the engine had it, and gave it nothing
+    (record,) = ends.remotes[0]._requests.all()
+    assert record.histories[0].deaths == 1  # the engine had it, and gave it nothing
 
 
 def test_all_fronts_hear_how_the_engine_is() -> None:
@@ -162,7 +162,7 @@ def test_links_that_come_and_go_leave_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "then"),
+    ("first", "second"),
     [
         ([], wire.SubmitRequests((request(),))),
         ([], wire.CancelRequests(("a",))),
@@ -179,7 +179,7 @@ def test_links_that_come_and_go_leave_nothing_behind() -> None:
     ],
 )
 def test_what_no_front_would_say_is_an_error_of_its_link(
-    first: list[wire.ToEngine], then: wire.ToEngine
+    first: list[wire.ToEngine], second: wire.ToEngine
 ) -> None:
     ends = Ends()
     ends.open()
@@ -187,7 +187,7 @@ def test_what_no_front_would_say_is_an_error_of_its_link(
     for message in first:
         ends.host.receive(session, message)
     with pytest.raises(wire.LinkError):
-        ends.host.receive(session, then)
+        ends.host.receive(session, second)
     ends.host.leave(session)
     for name in list(ends.engine.served):
         ends.engine.end(name, "cancelled")
@@ -200,7 +200,7 @@ def test_a_connection_without_a_hello_harms_no_other() -> None:
     ends.remotes[0].submit([request("a")])
     ends.engine.give(a=1)
     ends.host.tick()
-    assert [type(wire.read_to_api_server(one)) for one in emitted] == [
+    assert [type(wire.read_to_api_server(message)) for message in emitted] == [
         wire.EngineReady,
         wire.EngineStatus,
     ]
@@ -275,8 +275,8 @@ def test_keys_of_other_servers_are_computed_again_and_those_of_its_own_are_not()
         keys=wrong,
         continuation=continuation,
     )
-    every = {None: (keys, tails), 1: (wrong, wrong)}
-    for api_servers, right in every.items():
+    cases = {None: (keys, tails), 1: (wrong, wrong)}
+    for api_servers, right in cases.items():
         engine = MadeUp()
         host = EngineServer(api_servers, print, block_size=size)
         host.open(engine, READY)
@@ -303,9 +303,9 @@ def suspects(*names: str) -> tuple[wire.Resumed, ...]:
 
 
 def alone(emitted: list[bytes]) -> list[tuple[str, bool]]:
-    every = map(wire.read_to_api_server, emitted)
-    each = [one for one in every if isinstance(one, wire.ProbingRequest)]
-    return [(one.id, one.alone) for one in each]
+    messages = map(wire.read_to_api_server, emitted)
+    probes = [message for message in messages if isinstance(message, wire.ProbingRequest)]
+    return [(message.id, message.alone) for message in probes]
 
 
 def evolve_hello(
@@ -315,23 +315,25 @@ def evolve_hello(
 
 
 def finished(ends: Ends, api_server: int) -> list[Finished]:
-    each = [one for one in ends.heard[api_server] if isinstance(one, TurnOutputs)]
-    return [done for one in each for done in one.finished]
+    outputs = [one for one in ends.heard[api_server] if isinstance(one, TurnOutputs)]
+    return [end for message in outputs for end in message.finished]
 
 
 def probing(emitted: list[bytes]) -> list[str]:
-    every = map(wire.read_to_api_server, emitted)
-    return [one.id for one in every if isinstance(one, wire.ProbingRequest)]
+    messages = map(wire.read_to_api_server, emitted)
+    return [
+        message.id for message in messages if isinstance(message, wire.ProbingRequest)
+    ]
 
 
 def test_suspects_run_isolated_and_all_fronts_know() -> None:
     ends = Ends(2)
     ends.open()
-    (one, emitted), (two, other_emitted) = joined(ends), joined(ends)
-    ends.host.receive(one, hello(0, 1, *suspects("a", "b")))
+    (first, emitted), (second, other_emitted) = joined(ends), joined(ends)
+    ends.host.receive(first, hello(0, 1, *suspects("a", "b")))
     assert not ends.engine.requested  # the other API server may have suspects, too
-    ends.host.receive(two, hello(1, 1, wire.Resumed(request("c"), 1)))
-    ends.host.receive(two, wire.SubmitRequests((request("d"),)))
+    ends.host.receive(second, hello(1, 1, wire.Resumed(request("c"), 1)))
+    ends.host.receive(second, wire.SubmitRequests((request("d"),)))
     assert ends.engine.requested == [("a",)]
     ends.engine.end("a")
     assert ends.engine.requested == [("a",), ("b",)]
@@ -391,13 +393,15 @@ def test_what_an_engine_died_of_is_refused_by_all_fronts_and_engines() -> None:
         remote.check(evolve(bad, id="c", client="y"))
         remote.check(evolve(bad, id="c", max_tokens=7))
     assert ends.engine.cancelled == ["like it"]
-    assert [(one.id, one.reason) for one in finished(ends, 0)] == [("like it", "error")]
+    assert [(end.id, end.reason) for end in finished(ends, 0)] == [("like it", "error")]
     # An API server that has not heard of it yet sends it all the same.
     ends.host.receive(session, wire.SubmitRequests((evolve(bad, id="d"),)))
-    every = map(wire.read_to_api_server, emitted)
-    outputs = [one for one in every if isinstance(one, wire.ApiServerOutputs)]
-    (done,) = [done for one in outputs for done in one.finished]
-    assert (done.id, done.reason, done.error.startswith(REFUSED)) == ("d", "error", True)
+    messages = map(wire.read_to_api_server, emitted)
+    outputs = [
+        message for message in messages if isinstance(message, wire.ApiServerOutputs)
+    ]
+    (end,) = [end for message in outputs for end in message.finished]
+    assert (end.id, end.reason, end.error.startswith(REFUSED)) == ("d", "error", True)
     # An engine or an API server that starts again learns it from the others.
     ends.host = EngineServer(2, ends.why.append)
     for number in range(2):
@@ -414,7 +418,7 @@ def test_what_an_engine_died_of_is_refused_by_all_fronts_and_engines() -> None:
 def test_requests_of_a_client_whose_requests_ended_many_engines_run_alone() -> None:
     ends = linked(2)
     digests = [request_digest(request("a", n=n)) for n in (1, 2)]
-    ends.remotes[0]._deny([CrashingRequest("x", one, 3) for one in digests])
+    ends.remotes[0]._deny([CrashingRequest("x", digest, 3) for digest in digests])
     ends.remotes[1].submit([request("b")])
     ends.remotes[0].submit([evolve(request("a", seed=1, n=3), client="x")])
     ends.remotes[0].submit([evolve(request("c", n=3), client="x")])
@@ -452,47 +456,49 @@ def test_a_front_that_does_not_come_is_not_waited_for_for_ever() -> None:
     assert ends.engine.requested == [("a",)]
 
 
-@pytest.mark.parametrize("how", ["cancel", "leave"])
-def test_who_is_held_and_not_wanted_any_more(how: str) -> None:
+@pytest.mark.parametrize("action", ["cancel", "leave"])
+def test_who_is_held_and_not_wanted_any_more(action: str) -> None:
     ends = Ends(2)
     ends.open()
-    (one, emitted), (two, _) = joined(ends), joined(ends)
-    ends.host.receive(two, hello(1, 1, *suspects("a")))
-    ends.host.receive(one, hello(0, 1, *suspects("b"), wire.Resumed(request("c"), 0)))
-    if how == "cancel":
-        ends.host.receive(one, wire.CancelRequests(("b", "c")))
-        every = map(wire.read_to_api_server, emitted)
-        done = [
+    (first, emitted), (second, _) = joined(ends), joined(ends)
+    ends.host.receive(second, hello(1, 1, *suspects("a")))
+    ends.host.receive(first, hello(0, 1, *suspects("b"), wire.Resumed(request("c"), 0)))
+    if action == "cancel":
+        ends.host.receive(first, wire.CancelRequests(("b", "c")))
+        messages = map(wire.read_to_api_server, emitted)
+        closed = [
             d
-            for one in every
-            if isinstance(one, wire.ApiServerOutputs)
-            for d in one.finished
+            for message in messages
+            if isinstance(message, wire.ApiServerOutputs)
+            for d in message.finished
         ]
-        assert [(d.id, d.reason, d.length) for d in done] == [
+        assert [(d.id, d.reason, d.length) for d in closed] == [
             ("b", "cancelled", 0),
             ("c", "cancelled", 0),
         ]
     else:
-        ends.host.leave(one)
+        ends.host.leave(first)
     ends.engine.end("a")
     assert ends.engine.requested == [("a",)]
     assert not ends.engine.cancelled
     nothing_left(ends)
 
 
-@pytest.mark.parametrize("how", ["cancel", "leave"])
-def test_others_go_on_when_the_suspect_that_runs_is_not_wanted_any_more(how: str) -> None:
+@pytest.mark.parametrize("action", ["cancel", "leave"])
+def test_others_go_on_when_the_suspect_that_runs_is_not_wanted_any_more(
+    action: str,
+) -> None:
     ends = Ends(2)
     ends.open()
-    (one, _), (two, emitted) = joined(ends), joined(ends)
-    ends.host.receive(one, hello(0, 1, *suspects("a")))
-    ends.host.receive(two, hello(1, 1))
-    ends.host.receive(two, wire.SubmitRequests((request("c"),)))
-    if how == "cancel":
-        ends.host.receive(one, wire.CancelRequests(("a",)))
+    (first, _), (second, emitted) = joined(ends), joined(ends)
+    ends.host.receive(first, hello(0, 1, *suspects("a")))
+    ends.host.receive(second, hello(1, 1))
+    ends.host.receive(second, wire.SubmitRequests((request("c"),)))
+    if action == "cancel":
+        ends.host.receive(first, wire.CancelRequests(("a",)))
         ends.engine.end("a", "cancelled")
     else:
-        ends.host.leave(one)
+        ends.host.leave(first)
     assert ends.engine.cancelled == ["a"]
     assert ends.engine.requested == [("a",), ("c",)]
     assert probing(emitted) == ["a", ""]

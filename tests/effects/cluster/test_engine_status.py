@@ -27,12 +27,17 @@ REPORTED = evolve(REPORTED, stalled=0.5, dead="ZeroDivisionError()")
 def test_an_engine_that_says_nothing_may_be_stuck_unless_it_is_being_started(
     quiet: float, ready: bool, stalled: float, failing: int
 ) -> None:
-    found = reported_snapshot(8.0, REPORTED, quiet, ready=ready)
-    assert (found.stalled, found.failing) == (stalled, failing)
-    assert (found.time, found.running, found.blocks_cached) == (8.0, 2, 2)
-    assert not found.dead, "there will be another one"
+    snapshot = reported_snapshot(8.0, REPORTED, quiet, ready=ready)
+    assert (snapshot.stalled, snapshot.failing) == (stalled, failing)
+    assert (snapshot.time, snapshot.running, snapshot.blocks_cached) == (8.0, 2, 2)
+    assert not snapshot.dead, "there will be another one"
 
 
 def test_of_an_engine_without_messages_only_what_waits_for_it_is_known() -> None:
-    found = unknown_snapshot(2.0, 5)
-    assert (found.time, found.requests, found.running, found.stalled) == (2.0, 5, 0, 0.0)
+    snapshot = unknown_snapshot(2.0, 5)
+    assert (snapshot.time, snapshot.requests, snapshot.running, snapshot.stalled) == (
+        2.0,
+        5,
+        0,
+        0.0,
+    )

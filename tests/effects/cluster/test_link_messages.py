@@ -141,18 +141,18 @@ def to_engine(message: wire.ToEngine) -> Any:
     return wire.read_to_engine(wire.encode(message))
 
 
-def same(found: Any, given: Any) -> None:
+def same(decoded: Any, original: Any) -> None:
     """Equal in every field, those too that an equality leaves out."""
-    assert found == given
-    assert type(found) is type(given)
-    for one in attrs.fields(type(given)):
-        assert getattr(found, one.name) == getattr(given, one.name), one.name
+    assert decoded == original
+    assert type(decoded) is type(original)
+    for field in attrs.fields(type(original)):
+        assert getattr(decoded, field.name) == getattr(original, field.name), field.name
 
 
 def test_a_request_is_the_same_on_the_other_side() -> None:
-    (found,) = to_engine(wire.SubmitRequests((REQUEST,))).requests
-    same(found, REQUEST)
-    same(found.sampling, SAMPLING)
+    (request,) = to_engine(wire.SubmitRequests((REQUEST,))).requests
+    same(request, REQUEST)
+    same(request.sampling, SAMPLING)
     plain = Request(id="a", prompt=(1,), max_tokens=1)
     assert plain.deadline == inf
     pooled = Request(id="a", prompt=(1,), prompt_only=PromptOnly("mean"))
@@ -198,7 +198,7 @@ def test_news_are_the_same_for_who_listens_to_a_front() -> None:
 
 
 def test_every_reason_that_is_reported_has_a_form_on_the_wire() -> None:
-    assert {type(one) for one in REASONS} == set(wire.REASONS)
+    assert {type(reason) for reason in REASONS} == set(wire.REASONS)
 
 
 def test_a_snapshot_is_the_same_for_who_asks_a_front() -> None:
@@ -220,15 +220,17 @@ def test_a_snapshot_is_the_same_for_who_asks_a_front() -> None:
     }
     # An API server has its own clock and its own end. How often the cache was reset, and
     # what API servers have counted, the host was told by them.
-    own = {"time", "dead", "resets", "api_servers", "replicas"}
-    assert reported.keys() | own == attrs.fields_dict(Snapshot).keys(), "does it cross?"
+    front_fields = {"time", "dead", "resets", "api_servers", "replicas"}
+    assert reported.keys() | front_fields == attrs.fields_dict(Snapshot).keys(), (
+        "does it cross?"
+    )
     ends.engine.state = attrs.evolve(IDLE, **reported)
     ends.remotes[0].count(TOTALS)
     ends.host.tick()
     ends.carry()
-    found = ends.remotes[0].snapshot()
-    assert {name: getattr(found, name) for name in reported} == reported
-    assert found.api_servers == TOTALS
+    snapshot = ends.remotes[0].snapshot()
+    assert {name: getattr(snapshot, name) for name in reported} == reported
+    assert snapshot.api_servers == TOTALS
 
 
 def test_totals_are_the_same_on_the_other_side() -> None:
@@ -239,8 +241,8 @@ GOOD = wire.encode(wire.CancelRequests(("ab",)))
 
 
 def fields_of(request: Request) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(request))
-    return found
+    fields: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(request))
+    return fields
 
 
 def packed(**fields: Any) -> bytes:
@@ -297,17 +299,17 @@ def test_what_no_front_says_is_an_error_of_the_link(data: bytes) -> None:
     ],
 )
 def test_a_request_that_cannot_be_is_an_error_of_the_link(field: str, value: Any) -> None:
-    whole = fields_of(Request(id="a", prompt=(1,), max_tokens=1))
-    good = packed(type="submit", requests=[whole])
+    fields = fields_of(Request(id="a", prompt=(1,), max_tokens=1))
+    good = packed(type="submit", requests=[fields])
     assert to_engine(wire.SubmitRequests(())) == wire.SubmitRequests(())
     wire.read_to_engine(good)
     with pytest.raises(wire.LinkError):
-        wire.read_to_engine(packed(type="submit", requests=[{**whole, field: value}]))
+        wire.read_to_engine(packed(type="submit", requests=[{**fields, field: value}]))
 
 
 def test_what_a_request_derives_is_not_taken_from_the_line() -> None:
-    whole = fields_of(Request(id="a", prompt=(7,), max_tokens=1))
-    forged = packed(type="submit", requests=[{**whole, "largest": 0}])
-    found = wire.read_to_engine(forged)
-    assert isinstance(found, wire.SubmitRequests)
-    assert found.requests[0].largest == 7
+    fields = fields_of(Request(id="a", prompt=(7,), max_tokens=1))
+    forged = packed(type="submit", requests=[{**fields, "largest": 0}])
+    message = wire.read_to_engine(forged)
+    assert isinstance(message, wire.SubmitRequests)
+    assert message.requests[0].largest == 7

@@ -20,10 +20,12 @@ def test_each_front_gets_its_own_and_nothing_else(
 ) -> None:
     sessions = [Session(lambda _: None) for _ in range(3)]
     owners = {
-        name: sessions[at] for name, at in zip(NAMES, owned, strict=True) if at >= 0
+        name: sessions[index]
+        for name, index in zip(NAMES, owned, strict=True)
+        if index >= 0
     }
-    heard: dict[int, list[tuple[str, int]]] = {id(one): [] for one in sessions}
-    known: dict[int, tuple[tuple[str, int], ...]] = {}
+    heard: dict[int, list[tuple[str, int]]] = {id(session): [] for session in sessions}
+    last_ids: dict[int, tuple[tuple[str, int], ...]] = {}
     right: list[tuple[str, int]] = []
     shares = OutputRouter()
     for names in batches:
@@ -33,37 +35,37 @@ def test_each_front_gets_its_own_and_nothing_else(
             right += [(name, token) for name in names]
             for session, reported in shares.route(news, sessions, owners):
                 if reported.ids is not None:
-                    known[id(session)] = reported.ids
-                rows = zip(known[id(session)], reported.tokens, strict=True)
+                    last_ids[id(session)] = reported.ids
+                rows = zip(last_ids[id(session)], reported.tokens, strict=True)
                 heard[id(session)] += [(name, tokens[0]) for (name, _), tokens in rows]
                 assert reported.ids is None or token == 0, "it was told before"
     for session in sessions:
-        own = [
+        expected = [
             (name, token)
             for name, token in right
             if name in owners and owners[name] is session
         ]
-        assert heard[id(session)] == own
+        assert heard[id(session)] == expected
 
 
 def test_ends_are_sent_to_fronts_with_no_rows() -> None:
-    one, two = Session(lambda _: None), Session(lambda _: None)
+    first, second = Session(lambda _: None), Session(lambda _: None)
     shares = OutputRouter()
-    done = Finished("a", 0, "cancelled", 0)
-    news = TurnOutputs(time=1.0, finished=(done,), ids=(("b", 0),), tokens=((5,),))
-    reported = dict(shares.route(news, [one, two], {"a": one, "b": two}))
+    end = Finished("a", 0, "cancelled", 0)
+    news = TurnOutputs(time=1.0, finished=(end,), ids=(("b", 0),), tokens=((5,),))
+    reported = dict(shares.route(news, [first, second], {"a": first, "b": second}))
     assert reported == {
-        one: wire.ApiServerOutputs(1.0, finished=(done,)),
-        two: wire.ApiServerOutputs(1.0, ids=(("b", 0),), tokens=((5,),)),
+        first: wire.ApiServerOutputs(1.0, finished=(end,)),
+        second: wire.ApiServerOutputs(1.0, ids=(("b", 0),), tokens=((5,),)),
     }
 
 
 def test_drafts_are_reported_with_the_rows_that_had_them() -> None:
-    one, two = Session(lambda _: None), Session(lambda _: None)
+    first, second = Session(lambda _: None), Session(lambda _: None)
     batch = (("a", 0), ("b", 0), ("c", 0))
     news = TurnOutputs(time=1.0, ids=batch, tokens=((5,), (6, 7), (8,)), drafts=(0, 3, 2))
-    readers = {"a": one, "b": two, "c": one}
-    reported = dict(OutputRouter().route(news, [one, two], readers))
-    assert (reported[one].drafts, reported[two].drafts) == ((0, 2), (3,))
-    read = wire.read_to_api_server(wire.encode(reported[two]))
-    assert read == reported[two]
+    readers = {"a": first, "b": second, "c": first}
+    reported = dict(OutputRouter().route(news, [first, second], readers))
+    assert (reported[first].drafts, reported[second].drafts) == ((0, 2), (3,))
+    read = wire.read_to_api_server(wire.encode(reported[second]))
+    assert read == reported[second]

@@ -30,23 +30,25 @@ class Step:
 
 def paths() -> dict[str, list[Step]]:
     """The steps below each heading that begins with a number."""
-    found = dict[str, list[Step]]()
+    sections = dict[str, list[Step]]()
     for line in PAGE.read_text("utf-8").splitlines():
         if re.match(r"## \d", line):
-            steps = found[line.removeprefix("## ")] = []
+            steps = sections[line.removeprefix("## ")] = []
         elif re.match(r"\d+\.", line):
             step = STEP.fullmatch(line)
             assert step, f"not `file.py` `name`: what happens: {line}"
             steps.append(Step(int(step[1]), step[2], step[3]))
-    return found
+    return sections
 
 
 def defines(source: Path, name: str) -> bool:
     """Whether a file defines a function or class, which may be within a class."""
     body: list[ast.stmt] = ast.parse(source.read_text("utf-8")).body
-    for part in name.split("."):
+    for part_name in name.split("."):
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-        same = [one for one in body if isinstance(one, kinds) and one.name == part]
+        same = [
+            node for node in body if isinstance(node, kinds) and node.name == part_name
+        ]
         if not same:
             return False
         body = same[0].body

@@ -38,10 +38,10 @@ from tests.effects.cluster.world import CONFIG, Frontend, Poison, World
 ALL = tuple(ROUTING_POLICIES)
 
 
-def settle(world: World, until: Callable[[], bool], most: int = 20_000) -> None:
+def settle(world: World, condition: Callable[[], bool], max_moves: int = 20_000) -> None:
     """Let time pass until something is so."""
-    for _ in range(most):
-        if until():
+    for _ in range(max_moves):
+        if condition():
             return
         world.move(hostile=False)
     raise AssertionError("it never was so")
@@ -50,10 +50,10 @@ def settle(world: World, until: Callable[[], bool], most: int = 20_000) -> None:
 def started(replicas: int = 3, api_servers: int = 1, policy: str = "prefix") -> World:
     """A world in which all engines are ready, and all API servers know that."""
     world = World(0, api_servers=api_servers, replicas=replicas, policy=policy)
-    every = [
+    remote_replicas = [
         one for api_server in world.api_servers for one in api_server.remote.replicas
     ]
-    settle(world, lambda: not any(one.unready for one in every))
+    settle(world, lambda: not any(replica.unready for replica in remote_replicas))
     return world
 
 
@@ -71,8 +71,8 @@ def prompted(name: str, *prompt: int, tokens: int = 20) -> Request:
 
 
 def where(api_server: Frontend, name: str) -> int | None:
-    kept = api_server.remote._requests.get(name)
-    return None if kept is None else kept.replica
+    record = api_server.remote._requests.get(name)
+    return None if record is None else record.replica
 
 
 def test_the_requests_of_an_engine_that_died_find_room_at_the_others(
@@ -116,7 +116,7 @@ def test_no_request_loses_anything_whichever_engine_dies(seeds: range) -> None:
             assert not router.state.requests, "ended ones are on no replica"
             assert not api_server.remote._requests.unplaced
             sent = api_server.remote.sent
-            resumed += sum(n for why, n in sent.items() if "resumed" in why)
+            resumed += sum(n for cause, n in sent.items() if "resumed" in cause)
     assert deaths > len(seeds)
     assert resumed > len(seeds)
 
@@ -132,12 +132,12 @@ def test_a_request_that_kills_ends_alone_and_spares_other_replicas(
     """At most two engines die while they serve others, and at any time one serves."""
     for seed in seeds:
         rng = Random(seed)
-        some = kills if n == 1 else evolve(kills, sample=rng.choice((None, 2)))
-        world = World(seed, 2, "bad", some, replicas=replicas, policy=rng.choice(ALL))
-        every = [
+        poison = kills if n == 1 else evolve(kills, sample=rng.choice((None, 2)))
+        world = World(seed, 2, "bad", poison, replicas=replicas, policy=rng.choice(ALL))
+        remote_replicas = [
             one for api_server in world.api_servers for one in api_server.remote.replicas
         ]
-        settle(world, lambda: not any(one.unready for one in every))  # noqa: B023 - at once
+        settle(world, lambda: not any(replica.unready for replica in remote_replicas))  # noqa: B023 - at once
         bad = evolve(
             world.any_request(),
             id="bad",
@@ -147,21 +147,21 @@ def test_a_request_that_kills_ends_alone_and_spares_other_replicas(
             sampling=SamplingParams(),
             stop_ids=frozenset(),
         )
-        each = [evolve(world.any_request(), id=f"r{i}") for i in range(10)]
-        each.insert(rng.randrange(6), bad)
-        for number, one in enumerate(each):
-            world.ask(world.api_servers[number % 2], one)
+        requests = [evolve(world.any_request(), id=f"r{i}") for i in range(10)]
+        requests.insert(rng.randrange(6), bad)
+        for number, new_request in enumerate(requests):
+            world.ask(world.api_servers[number % 2], new_request)
         world.run(0)
         world.judge()
         assert world.deaths <= 3
         assert world.beside <= 2
         assert world.outages == 0
         ends = [
-            done for api_server in world.api_servers for done in api_server.ended.values()
+            end for api_server in world.api_servers for end in api_server.ended.values()
         ]
-        wrong = [done for done in ends if done.reason == "error"]
-        assert {done.id for done in wrong} == {"bad"}
-        assert all(done.error.startswith(GIVEN_UP) for done in wrong)
+        wrong = [end for end in ends if end.reason == "error"]
+        assert {end.id for end in wrong} == {"bad"}
+        assert all(end.error.startswith(GIVEN_UP) for end in wrong)
 
 
 # --- where requests go ------------------------------------------------------------------
@@ -177,9 +177,9 @@ def test_a_prompt_that_comes_again_goes_to_the_replica_that_has_it() -> None:
     world.ask(api_server, keyed)
     first = where(api_server, "a")
     settle(world, lambda: quiet(world))
-    for one in world.replicas:  # what the engines have not sent yet
-        assert one.host is not None
-        one.host.tick()
+    for replica in world.replicas:  # what the engines have not sent yet
+        assert replica.host is not None
+        replica.host.tick()
     settle(world, lambda: quiet(world))
     for number in range(4):
         world.ask(api_server, evolve(keyed, id=f"b{number}"))
@@ -221,8 +221,10 @@ def test_without_a_replica_requests_wait_and_all_of_them_are_served() -> None:
 def test_a_request_that_is_deferred_waits_until_one_of_its_tenant_starts() -> None:
     ends = Links(2, Prefix(least=0, patience=0.0))
     for client in "xy":
-        each = [evolve(request(f"{client}{at}"), client=client) for at in range(2)]
-        ends.remote.submit(each)
+        requests = [
+            evolve(request(f"{client}{number}"), client=client) for number in range(2)
+        ]
+        ends.remote.submit(requests)
     ends.remote.submit([evolve(request("late"), client="x")])
     assert ends.submitted() == [["x0", "y0"], ["x1", "y1"]]
     assert list(ends.remote._requests.unplaced) == ["late"]
@@ -263,23 +265,32 @@ class Links:
 
     def submitted(self) -> list[list[str]]:
         """The requests that each engine was asked for, by their names there."""
-        every = [
-            [one for one in sent if isinstance(one, wire.SubmitRequests)]
+        batches = [
+            [message for message in sent if isinstance(message, wire.SubmitRequests)]
             for sent in self.sent
         ]
-        return [[one.id for part in each for one in part.requests] for each in every]
+        return [
+            [request.id for message in messages for request in message.requests]
+            for messages in batches
+        ]
 
     def resumed(self, number: int) -> list[wire.Resumed]:
         """What an engine was asked to resume."""
-        every = self.sent[number]
-        each = [one for one in every if isinstance(one, wire.ResumeRequests)]
-        return [part for one in each for part in one.resumed]
+        messages = self.sent[number]
+        resumes = [
+            message for message in messages if isinstance(message, wire.ResumeRequests)
+        ]
+        return [entry for message in resumes for entry in message.resumed]
 
     def tokens(self) -> list[int]:
         """The tokens that listeners got, of any request."""
-        each = [one for one in self.heard if isinstance(one, TurnOutputs)]
-        rows = [row for one in each for row in zip(one.ids, one.tokens, strict=True)]
-        return [token for (name, _), some in rows if name for token in some]
+        outputs = [message for message in self.heard if isinstance(message, TurnOutputs)]
+        rows = [
+            row
+            for message in outputs
+            for row in zip(message.ids, message.tokens, strict=True)
+        ]
+        return [token for (name, _), token_ids in rows if name for token in token_ids]
 
 
 def test_a_request_beside_a_suspect_goes_on_elsewhere_and_hears_no_echo() -> None:
@@ -288,18 +299,18 @@ def test_a_request_beside_a_suspect_goes_on_elsewhere_and_hears_no_echo() -> Non
     ends.hear(0, wire.ApiServerOutputs(1.0, ids=(("a", 0),), tokens=((5, 6),)))
     ends.hear(0, wire.ProbingRequest("of another API server"))
     assert ends.sent[0][-1] == wire.CancelRequests(("a",))
-    (again,) = ends.resumed(1)
-    assert again.request.output == (5, 6)
+    (entry,) = ends.resumed(1)
+    assert entry.request.output == (5, 6)
     # The old engine had a step in flight, and then says that it is cancelled.
     ends.hear(0, wire.ApiServerOutputs(2.0, ids=None, tokens=((7,),)))
     ends.hear(0, wire.ApiServerOutputs(2.0, finished=(Finished("a", 0, "cancelled", 3),)))
-    name = again.request.id
+    name = entry.request.id
     ends.hear(1, wire.ApiServerOutputs(3.0, ids=((name, 0),), tokens=((7,),)))
     assert ends.tokens() == [5, 6, 7]
     ends.hear(1, wire.ApiServerOutputs(3.0, finished=(Finished(name, 0, "stop", 3),)))
     assert not ends.remote.working
-    ended = [done for one in ends.heard for done in getattr(one, "finished", ())]
-    assert [(done.id, done.reason) for done in ended] == [("a", "stop")]
+    ended = [end for message in ends.heard for end in getattr(message, "finished", ())]
+    assert [(end.id, end.reason) for end in ended] == [("a", "stop")]
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -310,7 +321,7 @@ def test_what_was_told_to_end_ends_when_it_leaves_its_replica(n: int) -> None:
     ends.remote.finish([Finish("a", 0, 1, "stop")])
     ends.hear(0, wire.ProbingRequest("of another API server"))
     assert ends.remote.working == (n == 2)
-    assert [one.request.first_sample for one in ends.resumed(1)] == [*range(1, n)]
+    assert [entry.request.first_sample for entry in ends.resumed(1)] == [*range(1, n)]
 
 
 # --- deaths -----------------------------------------------------------------------------
@@ -327,22 +338,26 @@ def test_requests_of_a_dead_replica_go_on_at_once_and_suspects_in_a_new_engine()
     ends.hear(0, admitted("a"))
     ends.hear(0, wire.ApiServerOutputs(1.0, ids=(("a", 0),), tokens=((5,),)))
     ends.remote.disconnect(0)
-    (again,) = ends.resumed(1)
-    assert (again.request.output, again.deaths) == ((5,), 1)
-    ends.hear(1, admitted(again.request.id))
+    (entry,) = ends.resumed(1)
+    assert (entry.request.output, entry.deaths) == ((5,), 1)
+    ends.hear(1, admitted(entry.request.id))
     ends.remote.disconnect(1)
     (only_waited,) = ends.resumed(2)
     assert (only_waited.request.id.partition("#")[0], only_waited.deaths) == ("b", 0)
     assert list(ends.remote._requests.unplaced) == ["a"], "the last one must not see it"
     ends.remote.connect(ends.sent[0].append, 0)
-    (hello,) = [one for one in ends.sent[0] if isinstance(one, wire.ApiServerHello)][1:]
-    assert [(one.request.output, one.deaths) for one in hello.resumed] == [((5,), 2)]
+    (hello,) = [
+        message for message in ends.sent[0] if isinstance(message, wire.ApiServerHello)
+    ][1:]
+    assert [(entry.request.output, entry.deaths) for entry in hello.resumed] == [
+        ((5,), 2)
+    ]
 
 
 def test_what_an_engine_was_serving_does_not_go_to_the_last_one_that_serves() -> None:
     ends = Links(2, routing_policy_named("round_robin"))
-    each = [evolve(request(name), client=name) for name in "abcd"]
-    ends.remote.submit(each)
+    requests = [evolve(request(name), client=name) for name in "abcd"]
+    ends.remote.submit(requests)
     ends.hear(0, admitted("a"))
     ends.remote.disconnect(0)
     assert where_of(ends, "a") is None
@@ -351,14 +366,14 @@ def test_what_an_engine_was_serving_does_not_go_to_the_last_one_that_serves() ->
     assert where_of(ends, "a") is not None
 
 
-@pytest.mark.parametrize("how", ["no room", "no start", "no process"])
-def test_requests_do_not_wait_for_an_engine_that_does_not_come(how: str) -> None:
+@pytest.mark.parametrize("cause", ["no room", "no start", "no process"])
+def test_requests_do_not_wait_for_an_engine_that_does_not_come(cause: str) -> None:
     now = 0.0
     ends = Links(2, routing_policy_named("round_robin"), lambda: now)
     ends.remote.submit([request("a")])
     ends.hear(0, admitted("a"))
     ends.remote.disconnect(0)
-    match how:
+    match cause:
         case "no room":
             ends.remote.give_up(0)
         case "no start":
@@ -392,9 +407,12 @@ def test_a_suspect_runs_alone_at_the_first_replica_while_another_one_serves() ->
     assert where_of(ends, "a") == 0
     ends.hear(0, READY)
     ends.hear(0, wire.ProbingRequest("a#2"))
-    others = [request(name) for name in "bcde"]
-    ends.remote.submit(others)
-    assert {where_of(ends, one.id) for one in others} == {1, 2}
+    other_requests = [request(name) for name in "bcde"]
+    ends.remote.submit(other_requests)
+    assert {where_of(ends, other_request.id) for other_request in other_requests} == {
+        1,
+        2,
+    }
     ends.remote.disconnect(0)
     ends.remote.disconnect(2)
     ends.link(0)
@@ -418,8 +436,8 @@ def test_a_suspect_waits_until_another_replica_serves_the_others() -> None:
     assert number is not None
     ends.hear(number, admitted("a#1"))
     ends.remote.disconnect(number)
-    other = 1 - number
-    ends.remote.disconnect(other)  # for reasons of its own
+    other_number = 1 - number
+    ends.remote.disconnect(other_number)  # for reasons of its own
     ends.remote.connect(ends.sent[0].append, 0)
     ends.hear(0, READY)
     assert where_of(ends, "a") is None
@@ -431,23 +449,25 @@ def test_nothing_waits_for_a_replica_that_no_machine_has_room_for() -> None:
     ends = Links(3, routing_policy_named("round_robin"))
     ends.remote.submit([request("a")])
     for _ in range(SUSPECT_DEATHS):
-        at = where_of(ends, "a")
-        assert at is not None
+        place = where_of(ends, "a")
+        assert place is not None
         name = next(iter(ends.remote._requests.all()[0].names))
-        ends.hear(at, admitted(name))
-        ends.remote.disconnect(at)
+        ends.hear(place, admitted(name))
+        ends.remote.disconnect(place)
     assert where_of(ends, "a") is None
-    gone = [one.number for one in ends.remote.replicas if one.send is None]
-    for number in gone:
+    lost_numbers = [
+        replica.number for replica in ends.remote.replicas if replica.send is None
+    ]
+    for number in lost_numbers:
         assert where_of(ends, "a") is None, "an engine may come"
         ends.remote.give_up(number)
-    assert where_of(ends, "a") not in (None, *gone)
+    assert where_of(ends, "a") not in (None, *lost_numbers)
 
 
 def where_of(ends: Links, name: str) -> int | None:
-    kept = ends.remote._requests.get(name)
-    assert kept is not None
-    return kept.replica
+    record = ends.remote._requests.get(name)
+    assert record is not None
+    return record.replica
 
 
 # --- what the router knows --------------------------------------------------------------
@@ -462,13 +482,13 @@ def test_routers_know_what_is_cached_where(*, hostile: bool) -> None:
         if not hostile and not _ % 20:
             world.ask(world.api_servers[0], world.any_request())
     settle(world, lambda: quiet(world))
-    every = [
+    remote_replicas = [
         one for api_server in world.api_servers for one in api_server.remote.replicas
     ]
-    settle(world, lambda: not any(one.unready for one in every))
-    for one in world.replicas:
-        assert one.host is not None
-        one.host.tick()
+    settle(world, lambda: not any(replica.unready for replica in remote_replicas))
+    for replica in world.replicas:
+        assert replica.host is not None
+        replica.host.tick()
     settle(world, lambda: quiet(world))
     sizes = set[int]()
     for replica in world.replicas:
@@ -479,8 +499,10 @@ def test_routers_know_what_is_cached_where(*, hostile: bool) -> None:
             router = api_server.remote._router
             assert router is not None
             index, slot = router.state.index, router.state.replicas[f"{replica.number}"]
-            known = {key for shard in index.shards.values() for key in shard}
-            assert {key for key in known if holders(index, key) & slot.slot} == cached
+            known_keys = {key for shard in index.shards.values() for key in shard}
+            assert {
+                key for key in known_keys if holders(index, key) & slot.slot
+            } == cached
     assert max(sizes) > 5
 
 
@@ -500,8 +522,8 @@ def test_what_a_router_decided_replays(tmp_path: Path) -> None:
     journal = RoutingJournal(path.read_bytes())
     turns = list(journal.turns())
     assert journal.state == router.state
-    lost = [one for turn in turns for one in getattr(turn.result, "reasons", ())]
-    assert any(isinstance(one, RequestsLost) for one in lost)
+    lost = [reason for turn in turns for reason in getattr(turn.result, "reasons", ())]
+    assert any(isinstance(reason, RequestsLost) for reason in lost)
     assert len(turns) > 50
 
 
@@ -536,7 +558,7 @@ def test_the_state_of_several_engines_is_their_sum() -> None:
     ends.remote.disconnect(1)
     now = ends.remote.snapshot()
     assert (now.running, now.blocks, ends.remote.unready) == (2, 9, "")
-    assert [one.unready for one in now.replicas] == ["", "waiting for the engine"]
+    assert [replica.unready for replica in now.replicas] == ["", "waiting for the engine"]
     assert now.totals.counts["prompt_tokens"] == 10.0, "counts never fall"
     ends.link(1)
     ends.hear(1, wire.EngineStatus(IDLE))

@@ -25,27 +25,27 @@ def test_a_column_of_vectors_crosses_as_it_is() -> None:
 
 def listened(api_server: Frontend) -> Vectors:
     """The vectors that an API server will have heard of, by sample."""
-    found: Vectors = {}
+    vectors: Vectors = {}
 
     def hear(message: EngineMessage) -> None:
         assert isinstance(message, TurnOutputs)
         for name, vector in zip(message.ids, message.pooled, strict=False):
             if vector:
-                found.setdefault(name, []).append(vector)
+                vectors.setdefault(name, []).append(vector)
 
     api_server.remote.listen(hear)
-    return found
+    return vectors
 
 
-def pooled(world: World, how: str) -> Request:
+def pooled(world: World, pooling: str) -> Request:
     request = world.any_request()
-    return evolve(request, max_tokens=0, n=1, prompt_only=PromptOnly(how))
+    return evolve(request, max_tokens=0, n=1, prompt_only=PromptOnly(pooling))
 
 
 @pytest.mark.long
 @seeds(10, 100)
 def test_every_front_has_the_vectors_of_its_own_prompts_once(seeds: range) -> None:
-    whole = 0
+    total = 0
     for seed in seeds:
         world = World(seed, api_servers=2)
         heard = [listened(api_server) for api_server in world.api_servers]
@@ -54,11 +54,11 @@ def test_every_front_has_the_vectors_of_its_own_prompts_once(seeds: range) -> No
             world.ask(api_server, pooled(world, ("last", "mean")[turn // 2 % 2]))
         world.run(300)
         for api_server, found in zip(world.api_servers, heard, strict=True):
-            due = {
+            expected = {
                 (name, 0): [pooled_reference(request, CONFIG.block_size)]
                 for name, request in api_server.requested.items()
                 if request.pooling and api_server.ended[name, 0].reason == "length"
             }
-            assert found == due
-            whole += len(due)
-    assert whole > 3 * len(seeds), "nearly all were cancelled"
+            assert found == expected
+            total += len(expected)
+    assert total > 3 * len(seeds), "nearly all were cancelled"

@@ -29,8 +29,8 @@ def started(prefillers: int = 1, replicas: int = 2) -> World:
     """All engines are ready, and the API server knows that."""
     world = World(0, api_servers=1, replicas=replicas, prefillers=prefillers)
     [api_server] = world.api_servers
-    every = api_server.remote.replicas
-    settle(world, lambda: not any(one.unready for one in every))
+    remote_replicas = api_server.remote.replicas
+    settle(world, lambda: not any(replica.unready for replica in remote_replicas))
     return world
 
 
@@ -53,8 +53,11 @@ def test_a_prompt_is_computed_by_one_engine_and_decoded_by_another() -> None:
     assert where(api_server, "a") == 0
     settle(world, lambda: where(api_server, "a") == 1)
     sendings = api_server.remote.live["a"].sendings
-    each = [(one.placed.replica, one.machine, one.placed.why) for one in sendings]
-    assert each == [("0", "m0", "cost"), ("1", "m1", "handed over")]
+    placements = [
+        (sending.placed.replica, sending.machine, sending.placed.why)
+        for sending in sendings
+    ]
+    assert placements == [("0", "m0", "cost"), ("1", "m1", "handed over")]
     assert [one.role for one in api_server.remote.snapshot().replicas] == [
         "prefill",
         "decode",
@@ -112,8 +115,10 @@ def test_a_full_line_rejects_no_request_that_has_begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its caller has the first token."""
-    few = evolve(CONFIG, max_waiting=1, max_num_seqs=1, max_num_batched_tokens=64)
-    monkeypatch.setattr(worlds, "CONFIG", few)
+    small_config = evolve(
+        CONFIG, max_waiting=1, max_num_seqs=1, max_num_batched_tokens=64
+    )
+    monkeypatch.setattr(worlds, "CONFIG", small_config)
     world = started(prefillers=3, replicas=4)
     [api_server] = world.api_servers
     for name in "abcd":
@@ -124,7 +129,7 @@ def test_a_full_line_rejects_no_request_that_has_begun(
         )
     settle(world, lambda: not api_server.remote.working)
     assert handed(api_server) > 2
-    assert {done.reason for done in api_server.ended.values()} == {"length"}
+    assert {end.reason for end in api_server.ended.values()} == {"length"}
 
 
 def test_only_blocks_that_the_decoding_engine_lacks_are_sent() -> None:
@@ -137,8 +142,8 @@ def test_only_blocks_that_the_decoding_engine_lacks_are_sent() -> None:
         world.move(hostile=False)  # the engine reports its keys
     world.sent.clear()
     fetched = world.fetched
-    said = (*PROMPT, *api_server.got["a", 0][:-1])  # 25 tokens, six full blocks
-    prompt = (*said, *range(20, 31))
+    tokens = (*PROMPT, *api_server.got["a", 0][:-1])  # 25 tokens, six full blocks
+    prompt = (*tokens, *range(20, 31))
     keys = block_keys(b"", prompt, CONFIG.block_size)
     world.ask(api_server, evolve(WHOLE, id="next", prompt=prompt, keys=keys))
     assert where(api_server, "next") == 0
@@ -173,11 +178,11 @@ def test_blocks_that_are_lost_are_computed() -> None:
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_an_engine_dies_before_and_after(number: int) -> None:
-    for at in (0, 1):
+    for moment in (0, 1):
         world = started()
         [api_server] = world.api_servers
         world.ask(api_server, WHOLE)
-        if at:
+        if moment:
             settle(world, lambda: where(api_server, "a") == 1)  # noqa: B023 - at once
         world.kill(number)
         settle(world, over(api_server))
@@ -199,24 +204,26 @@ def test_without_an_engine_that_decodes_the_other_one_does_it_all() -> None:
 def test_an_engine_elsewhere_is_told_where_to_send() -> None:
     world = World(0, api_servers=1, replicas=2, elsewhere=1)
     [api_server] = world.api_servers
-    every = api_server.remote.replicas
-    settle(world, lambda: not any(one.unready for one in every))
-    every[0].listens = ("0.0.0.0", 7)  # noqa: S104 - whatever it is dialled at
-    every[1].local_address = "::1"
-    sent, send = list[wire.ToEngine](), every[1].send
+    replicas = api_server.remote.replicas
+    settle(world, lambda: not any(replica.unready for replica in replicas))
+    replicas[0].listens = ("0.0.0.0", 7)  # noqa: S104 - whatever it is dialled at
+    replicas[1].local_address = "::1"
+    sent, send = list[wire.ToEngine](), replicas[1].send
     assert send is not None
 
     def note(message: wire.ToEngine) -> None:
         sent.append(message)
         send(message)
 
-    every[1].send = note
+    replicas[1].send = note
     world.ask(api_server, WHOLE)
     assert where(api_server, "a") == 1
-    [kept] = api_server.remote._requests.all()
-    assert kept.handover is not None
-    assert kept.handover.push_to == "[::1]:7"
-    [submitted] = [one for one in sent if isinstance(one, wire.SubmitRequests)]
+    [record] = api_server.remote._requests.all()
+    assert record.handover is not None
+    assert record.handover.push_to == "[::1]:7"
+    [submitted] = [
+        message for message in sent if isinstance(message, wire.SubmitRequests)
+    ]
     transfer = submitted.requests[0].kv_transfer
     assert transfer is not None
     assert transfer.push_to == "[::1]:7"
@@ -224,10 +231,10 @@ def test_an_engine_elsewhere_is_told_where_to_send() -> None:
     world.judge()
     assert handed(api_server) == 1
     assert world.fetched == 3
-    every[
+    replicas[
         1
     ].local_address = ""  # its link is on this machine, and it knows others by name
-    assert every[1].pushes_to(every[0]) == "0"
+    assert replicas[1].pushes_to(replicas[0]) == "0"
 
 
 @pytest.mark.parametrize("dies", [False, True])
@@ -236,12 +243,12 @@ def test_an_engine_elsewhere_that_is_gone_for_good_is_not_waited_for(
 ) -> None:
     world = World(0, api_servers=1, replicas=2, elsewhere=1)
     [api_server] = world.api_servers
-    every = api_server.remote.replicas
-    settle(world, lambda: not any(one.unready for one in every))
+    replicas = api_server.remote.replicas
+    settle(world, lambda: not any(replica.unready for replica in replicas))
     world.ask(api_server, WHOLE)
     assert where(api_server, "a") == 1
-    [kept] = api_server.remote._requests.all()
-    kept.histories[0].deaths = 2  # it may have been the cause
+    [record] = api_server.remote._requests.all()
+    record.histories[0].deaths = 2  # it may have been the cause
     world.replicas[1].host = world.replicas[1].engine = None
     api_server.links.pop(1)
     api_server.remote.disconnect(1, cut=not dies)
@@ -255,15 +262,15 @@ def test_an_engine_elsewhere_that_is_gone_for_good_is_not_waited_for(
 def test_what_the_engine_elsewhere_refuses_is_computed_here(*, ready: bool) -> None:
     world = World(0, api_servers=1, replicas=2, elsewhere=1)
     [api_server] = world.api_servers
-    every = api_server.remote.replicas
-    settle(world, lambda: not any(one.unready for one in every))
+    replicas = api_server.remote.replicas
+    settle(world, lambda: not any(replica.unready for replica in replicas))
     world.ask(api_server, WHOLE)
     assert where(api_server, "a") == 1
     if not ready:
-        every[0].probing = "another"
+        replicas[0].probing = "another"
     refused = Finished("a", 0, "rejected", 0, "too long")
     api_server.remote.receive(wire.ApiServerOutputs(0.0, finished=(refused,)), 1)
-    every[0].probing = ""
+    replicas[0].probing = ""
     api_server.remote._placement.place_waiting()
     settle(world, over(api_server))
     world.judge()
@@ -272,7 +279,7 @@ def test_what_the_engine_elsewhere_refuses_is_computed_here(*, ready: bool) -> N
 @pytest.mark.long
 @seeds(8, 300)
 def test_no_request_loses_anything_whatever_is_lost(seeds: range) -> None:
-    given = fetched = 0
+    handed_over = fetched = 0
     for seed in seeds:
         rng = Random(f"disaggregated {seed}")
         replicas = rng.choice((2, 3, 4))
@@ -293,7 +300,7 @@ def test_no_request_loses_anything_whatever_is_lost(seeds: range) -> None:
                 assert router is not None
                 assert not router.state.requests, "ended ones are on no replica"
             assert not api_server.remote._requests.unplaced
-            given += handed(api_server)
+            handed_over += handed(api_server)
         fetched += world.fetched
-    assert given > len(seeds)
+    assert handed_over > len(seeds)
     assert fetched > len(seeds)

@@ -26,77 +26,79 @@ ONE, TWO = api_server_name(0), api_server_name(1)
 
 def begun(api_servers: int = 2) -> Processes:
     """All processes run; none has said that it is ready."""
-    made = Processes(api_servers)
-    for action in made.begin():
-        made.note_started(action.name)
-    return made
+    processes = Processes(api_servers)
+    for action in processes.begin():
+        processes.note_started(action.name)
+    return processes
 
 
 def served(api_servers: int = 2) -> Processes:
-    made = begun(api_servers)
-    emitted = [made.note_ready(name) for name in sorted(made.alive)]
+    processes = begun(api_servers)
+    emitted = [processes.note_ready(name) for name in sorted(processes.alive)]
     assert emitted == [False] * api_servers + [True]
-    return made
+    return processes
 
 
 def test_torchrun_starts_all_again_when_an_engine_ends() -> None:
-    made = Processes(1, by_torchrun=True)
-    for action in made.begin():
-        made.note_started(action.name)
-        made.note_ready(action.name)
-    assert made.note_ended(ENGINE, 137) == [Signal(ONE, "stop")]
-    assert made.note_ended(ONE, 0) == []
-    assert made.over
-    assert made.code == 137
+    processes = Processes(1, by_torchrun=True)
+    for action in processes.begin():
+        processes.note_started(action.name)
+        processes.note_ready(action.name)
+    assert processes.note_ended(ENGINE, 137) == [Signal(ONE, "stop")]
+    assert processes.note_ended(ONE, 0) == []
+    assert processes.over
+    assert processes.code == 137
 
 
 def test_all_are_started_and_ready_is_reported_once() -> None:
-    made = Processes(2)
-    assert made.begin() == [Start(ENGINE), Start(ONE), Start(TWO)]
-    made = served()
-    assert not made.note_ready(ENGINE)
-    made.note_ended(ENGINE, 137)
-    made.note_started(ENGINE)
-    assert not made.note_ready(ENGINE)
+    processes = Processes(2)
+    assert processes.begin() == [Start(ENGINE), Start(ONE), Start(TWO)]
+    processes = served()
+    assert not processes.note_ready(ENGINE)
+    processes.note_ended(ENGINE, 137)
+    processes.note_started(ENGINE)
+    assert not processes.note_ready(ENGINE)
 
 
 @pytest.mark.parametrize("name", [ENGINE, ONE])
 def test_a_ready_process_that_ended_is_restarted_at_once(name: str) -> None:
-    made = served()
+    processes = served()
     for _ in range(3 * MAX_FAILED_STARTS):
-        assert made.note_ended(name, 137) == [Start(name, FIRST_PAUSE_SECONDS)]
-        made.note_started(name)
-        made.note_ready(name)
-    assert made.phase == "watching"
+        assert processes.note_ended(name, 137) == [Start(name, FIRST_PAUSE_SECONDS)]
+        processes.note_started(name)
+        processes.note_ready(name)
+    assert processes.phase == "watching"
 
 
 def test_a_process_that_is_never_ready_is_given_up() -> None:
-    made = served()
-    made.note_ended(ENGINE, 137)
+    processes = served()
+    processes.note_ended(ENGINE, 137)
     for count in range(1, MAX_FAILED_STARTS):
-        made.note_started(ENGINE)
-        assert made.note_ended(ENGINE, 1) == [
+        processes.note_started(ENGINE)
+        assert processes.note_ended(ENGINE, 1) == [
             Start(ENGINE, FIRST_PAUSE_SECONDS * 2**count)
         ]
-    made.note_started(ENGINE)
-    assert made.note_ended(ENGINE, 0) == [Signal(ONE, "stop"), Signal(TWO, "stop")]
-    assert made.code == FAILED_EXIT_CODE
-    assert made.note_ended(ONE, 0) == []
-    assert not made.over
-    assert made.note_ended(TWO, 0) == []  # there is no engine any more that could be told
-    assert made.over
+    processes.note_started(ENGINE)
+    assert processes.note_ended(ENGINE, 0) == [Signal(ONE, "stop"), Signal(TWO, "stop")]
+    assert processes.code == FAILED_EXIT_CODE
+    assert processes.note_ended(ONE, 0) == []
+    assert not processes.over
+    assert (
+        processes.note_ended(TWO, 0) == []
+    )  # there is no engine any more that could be told
+    assert processes.over
 
 
 def test_one_that_becomes_ready_between_has_not_failed_in_a_row() -> None:
-    made = served()
+    processes = served()
     for _ in range(3):
-        made.note_ended(ENGINE, 1)
+        processes.note_ended(ENGINE, 1)
         for _ in range(MAX_FAILED_STARTS - 1):
-            made.note_started(ENGINE)
-            made.note_ended(ENGINE, 1)
-        made.note_started(ENGINE)
-        made.note_ready(ENGINE)
-    assert made.phase == "watching"
+            processes.note_started(ENGINE)
+            processes.note_ended(ENGINE, 1)
+        processes.note_started(ENGINE)
+        processes.note_ready(ENGINE)
+    assert processes.phase == "watching"
 
 
 @pytest.mark.parametrize(
@@ -106,115 +108,124 @@ def test_one_that_becomes_ready_between_has_not_failed_in_a_row() -> None:
 def test_a_server_that_cannot_begin_ends_with_the_failed_processs_code(
     name: str, code: int, reported: int
 ) -> None:
-    made = begun()
-    made.note_ended(name, code)
-    for one in (ONE, TWO, ENGINE):
-        made.note_ended(one, 0)
-    assert (made.over, made.code) == (True, reported)
+    processes = begun()
+    processes.note_ended(name, code)
+    for process in (ONE, TWO, ENGINE):
+        processes.note_ended(process, 0)
+    assert (processes.over, processes.code) == (True, reported)
 
 
 def test_a_word_of_one_that_has_ended_is_not_its_successors() -> None:
-    made = begun()
-    made.note_ended(ENGINE, 1)
-    assert not made.note_ready(ENGINE)
-    assert ENGINE not in made.ready
+    processes = begun()
+    processes.note_ended(ENGINE, 1)
+    assert not processes.note_ready(ENGINE)
+    assert ENGINE not in processes.ready
 
 
 def test_a_signal_drains_fronts_first_and_the_engine_goes_last() -> None:
-    made = served()
-    drain = made.note_signal(interrupt=False)
+    processes = served()
+    drain = processes.note_signal(interrupt=False)
     assert drain == [Signal(ONE, "drain"), Signal(TWO, "drain")]
-    assert made.note_ended(ONE, 0) == []
-    assert made.note_ended(TWO, 0) == [Signal(ENGINE, "stop")]
-    assert not made.over
-    assert made.note_ended(ENGINE, 0) == []
-    assert (made.over, made.code) == (True, 0)
+    assert processes.note_ended(ONE, 0) == []
+    assert processes.note_ended(TWO, 0) == [Signal(ENGINE, "stop")]
+    assert not processes.over
+    assert processes.note_ended(ENGINE, 0) == []
+    assert (processes.over, processes.code) == (True, 0)
 
 
 def test_a_second_signal_does_not_wait() -> None:
-    made = served()
-    made.note_signal(interrupt=False)
-    stop = made.note_signal(interrupt=False)
+    processes = served()
+    processes.note_signal(interrupt=False)
+    stop = processes.note_signal(interrupt=False)
     assert stop == [Signal(ONE, "stop"), Signal(TWO, "stop")]
-    assert (made.phase, made.code) == ("stopping", 0)
+    assert (processes.phase, processes.code) == ("stopping", 0)
 
 
 def test_an_interrupt_does_not_wait_and_has_its_code() -> None:
-    made = served()
-    assert made.note_signal(interrupt=True) == [Signal(ONE, "stop"), Signal(TWO, "stop")]
+    processes = served()
+    assert processes.note_signal(interrupt=True) == [
+        Signal(ONE, "stop"),
+        Signal(TWO, "stop"),
+    ]
     for name in (ONE, TWO, ENGINE):
-        made.note_ended(name, 137)
-    assert (made.over, made.code) == (True, INTERRUPTED_EXIT_CODE)
+        processes.note_ended(name, 137)
+    assert (processes.over, processes.code) == (True, INTERRUPTED_EXIT_CODE)
 
 
 def test_while_fronts_drain_their_engine_is_started_again() -> None:
-    made = served()
-    made.note_signal(interrupt=False)
-    assert made.note_ended(ENGINE, 137) == [Start(ENGINE, FIRST_PAUSE_SECONDS)]
-    assert made.may_start(ENGINE)
-    made.note_started(ENGINE)
-    assert made.note_ended(ONE, 137) == []  # nothing new is begun
-    assert not made.may_start(ONE)
-    made.note_ended(TWO, 0)
-    assert not made.may_start(ENGINE)
+    processes = served()
+    processes.note_signal(interrupt=False)
+    assert processes.note_ended(ENGINE, 137) == [Start(ENGINE, FIRST_PAUSE_SECONDS)]
+    assert processes.may_start(ENGINE)
+    processes.note_started(ENGINE)
+    assert processes.note_ended(ONE, 137) == []  # nothing new is begun
+    assert not processes.may_start(ONE)
+    processes.note_ended(TWO, 0)
+    assert not processes.may_start(ENGINE)
 
 
 def test_an_engine_that_cannot_be_kept_up_is_given_up_while_fronts_drain() -> None:
-    made = served()
-    made.note_signal(interrupt=False)
+    processes = served()
+    processes.note_signal(interrupt=False)
     for _ in range(MAX_FAILED_STARTS):
-        made.note_ended(ENGINE, 1)
-        made.note_started(ENGINE)
-    assert made.note_ended(ENGINE, 1) == [Signal(ONE, "stop"), Signal(TWO, "stop")]
+        processes.note_ended(ENGINE, 1)
+        processes.note_started(ENGINE)
+    assert processes.note_ended(ENGINE, 1) == [Signal(ONE, "stop"), Signal(TWO, "stop")]
 
 
 def test_a_process_that_ignores_signals_is_killed() -> None:
-    made = served()
-    made.note_signal(interrupt=False)
-    killed = made.note_timeout()
+    processes = served()
+    processes.note_signal(interrupt=False)
+    killed = processes.note_timeout()
     assert killed == [Signal(name, "kill") for name in (ONE, TWO, ENGINE)]
-    assert made.phase == "stopping"
+    assert processes.phase == "stopping"
 
 
 def test_a_hanging_process_is_killed_unless_it_is_stopping() -> None:
-    made = served()
-    assert made.note_hang(ENGINE) == [Signal(ENGINE, "kill")]
-    assert made.note_ended(ENGINE, 137) == [Start(ENGINE, FIRST_PAUSE_SECONDS)]
-    made.note_started(ENGINE)
-    made.note_signal(interrupt=False)
-    assert made.note_hang(ENGINE) == [Signal(ENGINE, "kill")], "API servers wait for it"
-    made.note_signal(interrupt=False)
-    assert made.note_hang(ENGINE) == []
+    processes = served()
+    assert processes.note_hang(ENGINE) == [Signal(ENGINE, "kill")]
+    assert processes.note_ended(ENGINE, 137) == [Start(ENGINE, FIRST_PAUSE_SECONDS)]
+    processes.note_started(ENGINE)
+    processes.note_signal(interrupt=False)
+    assert processes.note_hang(ENGINE) == [Signal(ENGINE, "kill")], (
+        "API servers wait for it"
+    )
+    processes.note_signal(interrupt=False)
+    assert processes.note_hang(ENGINE) == []
 
 
 def test_of_several_engines_one_that_fails_does_not_end_the_others() -> None:
-    one, two = engine_names(2)
-    made = Processes(1, replicas=2)
-    assert made.begin() == [Start(one), Start(two), Start(ONE)]
-    for name in (one, two, ONE):
-        made.note_started(name)
-    assert [made.note_ready(name) for name in (one, two, ONE)] == [False, False, True]
-    made.note_ended(one, 137)
+    first, second = engine_names(2)
+    processes = Processes(1, replicas=2)
+    assert processes.begin() == [Start(first), Start(second), Start(ONE)]
+    for name in (first, second, ONE):
+        processes.note_started(name)
+    assert [processes.note_ready(name) for name in (first, second, ONE)] == [
+        False,
+        False,
+        True,
+    ]
+    processes.note_ended(first, 137)
     for _ in range(2000):  # a day, and more than a float can be doubled
-        made.note_started(one)
-        (again,) = made.note_ended(one, 1)
-        assert isinstance(again, Start)
-    assert again == Start(one, MAX_PAUSE_SECONDS)
-    made.note_ended(two, 137)
-    made.note_started(one)
-    assert made.note_ended(one, 1) == [Signal(ONE, "stop")], "none is left"
+        processes.note_started(first)
+        (start,) = processes.note_ended(first, 1)
+        assert isinstance(start, Start)
+    assert start == Start(first, MAX_PAUSE_SECONDS)
+    processes.note_ended(second, 137)
+    processes.note_started(first)
+    assert processes.note_ended(first, 1) == [Signal(ONE, "stop")], "none is left"
 
 
 def test_several_engines_are_stopped_once_the_last_front_has_ended() -> None:
-    one, two = engine_names(2)
-    made = Processes(1, replicas=2)
-    for name in (one, two, ONE):
-        made.note_started(name)
-        made.note_ready(name)
-    assert made.note_signal(interrupt=False) == [Signal(ONE, "drain")]
-    assert made.note_ended(two, 137) == [Start(two, FIRST_PAUSE_SECONDS)]
-    made.note_started(two)
-    assert made.note_ended(ONE, 0) == [Signal(one, "stop"), Signal(two, "stop")]
+    first, second = engine_names(2)
+    processes = Processes(1, replicas=2)
+    for name in (first, second, ONE):
+        processes.note_started(name)
+        processes.note_ready(name)
+    assert processes.note_signal(interrupt=False) == [Signal(ONE, "drain")]
+    assert processes.note_ended(second, 137) == [Start(second, FIRST_PAUSE_SECONDS)]
+    processes.note_started(second)
+    assert processes.note_ended(ONE, 0) == [Signal(first, "stop"), Signal(second, "stop")]
 
 
 EVENTS = st.one_of(
@@ -252,12 +263,12 @@ class Watched:
             assert not self.table.over
             self.table.note_started(name)
 
-    def happen(self, what: str, *how: Any) -> None:
+    def happen(self, event: str, *arguments: Any) -> None:
         table = self.table
-        name = self.names[how[0] % len(self.names)] if how else ""
-        match what:
+        name = self.names[arguments[0] % len(self.names)] if arguments else ""
+        match event:
             case "end" if name in table.alive:
-                self.check(table.note_ended(name, how[1]))
+                self.check(table.note_ended(name, arguments[1]))
             case "hang" if name in table.alive:
                 self.check(table.note_hang(name))
             case "ready":
@@ -265,7 +276,7 @@ class Watched:
             case "start" if name in self.due:
                 self.start(name)
             case "signal" if not table.over:
-                self.check(table.note_signal(interrupt=how[0]))
+                self.check(table.note_signal(interrupt=arguments[0]))
                 assert table.phase != "watching"
             case "time" if table.phase != "watching":
                 self.check(table.note_timeout())
@@ -278,18 +289,18 @@ PHASES = ("watching", "draining", "stopping")
 def test_whatever_happens_it_ends(
     api_servers: int, events: list[tuple[Any, ...]], interrupt: bool
 ) -> None:
-    made = Watched(api_servers)
-    table = made.table
+    watched = Watched(api_servers)
+    table = watched.table
     for event in events:
         phase = table.phase
-        made.happen(*event)
+        watched.happen(*event)
         assert PHASES.index(table.phase) >= PHASES.index(phase), "there is no way back"
-    assert made.ready <= 1
-    made.check(table.note_signal(interrupt=interrupt))
-    made.check(table.note_timeout())
-    for name in list(made.due):
-        made.start(name)
+    assert watched.ready <= 1
+    watched.check(table.note_signal(interrupt=interrupt))
+    watched.check(table.note_timeout())
+    for name in list(watched.due):
+        watched.start(name)
     for name in sorted(table.alive):
-        made.check(table.note_ended(name, 137))
+        watched.check(table.note_ended(name, 137))
     assert table.over
     assert not interrupt or table.code == INTERRUPTED_EXIT_CODE

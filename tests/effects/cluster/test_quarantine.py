@@ -23,8 +23,8 @@ def due(line: Quarantine, *running: str, now: float = 0.0) -> tuple[Request, ...
     return line.take_due(lambda: running, now)
 
 
-def suspect(held: Request, deaths: int = SUSPECT_DEATHS) -> list[QuarantinedRequest]:
-    return [QuarantinedRequest(held, deaths)]
+def suspect(request: Request, deaths: int = SUSPECT_DEATHS) -> list[QuarantinedRequest]:
+    return [QuarantinedRequest(request, deaths)]
 
 
 def test_without_suspects_no_request_waits() -> None:
@@ -69,23 +69,23 @@ def test_a_suspect_waits_until_no_other_request_runs() -> None:
 
 def test_who_saw_most_engines_die_runs_first() -> None:
     line = Quarantine()
-    for one, deaths in ((A, 2), (B, 4), (C, 4)):
-        line.add(suspect(one, deaths))
-    for one in (B, C, A):
-        assert due(line) == (one,)
-        assert line.clear(one.id, 0.0)
+    for suspected, deaths in ((A, 2), (B, 4), (C, 4)):
+        line.add(suspect(suspected, deaths))
+    for suspected in (B, C, A):
+        assert due(line) == (suspected,)
+        assert line.clear(suspected.id, 0.0)
 
 
 def test_a_few_tokens_clear_no_suspect() -> None:
     line = Quarantine()
-    for one in (A, B):
-        line.add([QuarantinedRequest(one, SUSPECT_DEATHS, to_clear=11)])
+    for suspected in (A, B):
+        line.add([QuarantinedRequest(suspected, SUSPECT_DEATHS, to_clear=11)])
         due(line)
         assert not any(
             line.count_tokens(sample, 1) for sample in (0, 1) for _ in range(11)
         )
         assert line.count_tokens(1, 1)
-        assert line.clear(one.id, 0.0)
+        assert line.clear(suspected.id, 0.0)
 
 
 def test_who_is_dropped_is_not_served() -> None:
@@ -129,10 +129,10 @@ def test_isolated_requests_run_alone_to_their_ends_and_others_have_as_much_time(
 def test_everybody_is_served_once_or_dropped(moves: list[str], rng: Random) -> None:
     """A probe never begins beside others, and nothing begins beside it."""
     line = Quarantine()
-    came, served, running, now = [], list[str](), set[str](), 0.0
+    arrived, served, running, now = [], list[str](), set[str](), 0.0
 
     def serve() -> None:
-        started = [one.id for one in line.take_due(lambda: running, now)]
+        started = [new_request.id for new_request in line.take_due(lambda: running, now)]
         assert not line.started or not started or not running
         served.extend(started)
         running.update(started)
@@ -141,21 +141,23 @@ def test_everybody_is_served_once_or_dropped(moves: list[str], rng: Random) -> N
         now += rng.random()
         match move:
             case "hold" | "suspect" | "isolated":
-                one = request(str(number))
-                came.append(one.id)
+                new_request = request(str(number))
+                arrived.append(new_request.id)
                 deaths = SUSPECT_DEATHS if move == "suspect" else 1
-                line.add([QuarantinedRequest(one, deaths, isolated=move == "isolated")])
+                line.add(
+                    [QuarantinedRequest(new_request, deaths, isolated=move == "isolated")]
+                )
             case "due":
                 serve()
             case "clear" if running:
                 line.clear(name := rng.choice(sorted(running)), now)
                 running.remove(name)
-            case _ if came and (dropped := line.drop(came[0])) is not None:
-                came.remove(dropped.id)
+            case _ if arrived and (dropped := line.drop(arrived[0])) is not None:
+                arrived.remove(dropped.id)
     while line.waiting() or line.probing:
         for name in sorted(running):
             line.clear(name, now)
         running.clear()
         now += SOLO_SECONDS
         serve()
-    assert sorted(served) == sorted(came)
+    assert sorted(served) == sorted(arrived)

@@ -61,8 +61,8 @@ def test_a_request_that_kills_ends_without_the_others(
         wrong = [
             name
             for api_server in world.api_servers
-            for name, done in api_server.ended.items()
-            if done.reason == "error"
+            for name, end in api_server.ended.items()
+            if end.reason == "error"
         ]
         assert wrong == [("bad", 0)]
 
@@ -90,8 +90,8 @@ def test_a_request_that_kills_costs_few_engines(
     most two engines die while they serve others.
     """
     for seed in seeds:
-        some = kills if n == 1 else evolve(kills, sample=Random(seed).choice((None, 2)))
-        world = World(seed, poison="bad", kills=some)
+        poison = kills if n == 1 else evolve(kills, sample=Random(seed).choice((None, 2)))
+        world = World(seed, poison="bad", kills=poison)
         bad = evolve(
             world.any_request(),
             id="bad",
@@ -101,20 +101,20 @@ def test_a_request_that_kills_costs_few_engines(
             sampling=SamplingParams(),
             stop_ids=frozenset(),
         )
-        each = [evolve(world.any_request(), id=f"r{i}") for i in range(6)]
-        each.insert(Random(seed).randrange(6), bad)
-        for number, one in enumerate(each):
-            world.ask(world.api_servers[number % 2], one)
+        requests = [evolve(world.any_request(), id=f"r{i}") for i in range(6)]
+        requests.insert(Random(seed).randrange(6), bad)
+        for number, new_request in enumerate(requests):
+            world.ask(world.api_servers[number % 2], new_request)
         world.run(0)
         world.judge()
         assert world.deaths <= 3
         assert world.beside <= 2
         ends = [
-            done for api_server in world.api_servers for done in api_server.ended.values()
+            end for api_server in world.api_servers for end in api_server.ended.values()
         ]
-        wrong = [done for done in ends if done.reason == "error"]
-        assert {done.id for done in wrong} == {"bad"}
-        assert all("the request itself is the cause" in done.error for done in wrong)
+        wrong = [end for end in ends if end.reason == "error"]
+        assert {end.id for end in wrong} == {"bad"}
+        assert all("the request itself is the cause" in end.error for end in wrong)
 
 
 @pytest.mark.parametrize("end", [EndKind.OUT_OF_MEMORY, EndKind.HUNG])
@@ -140,13 +140,13 @@ def test_kills_from_outside_blame_nobody(seeds: range) -> None:
     """However often engines are killed soon after they started, while a suspect runs
     alone.
     """
-    alone = 0
+    num_alone = 0
     for seed in seeds:
         rng = Random(f"outside {seed}")
         world = World(seed)
         for number in range(6):
-            one = evolve(world.any_request(), max_tokens=40, stop_ids=frozenset())
-            world.ask(world.api_servers[number % 2], one)
+            request = evolve(world.any_request(), max_tokens=40, stop_ids=frozenset())
+            world.ask(world.api_servers[number % 2], request)
         for _ in range(KILLS_FROM_OUTSIDE):
             for _ in range(rng.randint(50, 150)):
                 world.move(hostile=False)
@@ -154,11 +154,13 @@ def test_kills_from_outside_blame_nobody(seeds: range) -> None:
         world.run(0)
         world.judge()
         ends = [
-            done for api_server in world.api_servers for done in api_server.ended.values()
+            end for api_server in world.api_servers for end in api_server.ended.values()
         ]
-        assert not any(done.reason == "error" for done in ends)
-        alone += max(world.solo.values(), default=0) > MAX_SOLO_DEATHS
-    assert alone, "no request was alone in as many engines as would end it after crashes"
+        assert not any(end.reason == "error" for end in ends)
+        num_alone += max(world.solo.values(), default=0) > MAX_SOLO_DEATHS
+    assert num_alone, (
+        "no request was alone in as many engines as would end it after crashes"
+    )
 
 
 def test_a_broken_link_is_no_engines_end() -> None:
@@ -193,10 +195,10 @@ def test_the_first_message_on_a_link_is_a_hello_also_if_a_request_is_given_up() 
     (hello,) = sent
     assert isinstance(hello, wire.ApiServerHello)
     assert not hello.resumed
-    assert [one.engines for one in hello.crashing] == [1]
+    assert [crashing.engines for crashing in hello.crashing] == [1]
     (outputs,) = heard
     assert isinstance(outputs, TurnOutputs)
-    assert [done.reason for done in outputs.finished] == ["error"]
+    assert [end.reason for end in outputs.finished] == ["error"]
 
 
 def test_a_listener_that_fails_harms_neither_the_link_nor_other_listeners(
@@ -214,7 +216,7 @@ def test_a_listener_that_fails_harms_neither_the_link_nor_other_listeners(
     ends.cut()
     (outputs,) = ends.heard[0]
     assert isinstance(outputs, TurnOutputs)
-    assert [(done.id, done.reason) for done in outputs.finished] == [("a", "cancelled")]
+    assert [(end.id, end.reason) for end in outputs.finished] == [("a", "cancelled")]
     assert "Traceback" in caplog.text
     ends.link()
     ends.carry()
@@ -244,11 +246,11 @@ def test_without_an_engine_requests_wait_and_what_is_cancelled_ends_at_once() ->
     remote.listen(heard.append)
     remote.submit([request("a"), request("b")])
     remote.cancel(["a"])
-    assert [done.reason for done in heard[0].finished] == ["cancelled"]  # type: ignore[attr-defined]  # it is News
+    assert [end.reason for end in heard[0].finished] == ["cancelled"]  # type: ignore[attr-defined]  # it is News
     remote.connect(emitted.append)
     (hello,) = emitted
     assert isinstance(hello, wire.ApiServerHello)
-    assert [one.request.prompt for one in hello.resumed] == [(1, 2, 3)]
+    assert [entry.request.prompt for entry in hello.resumed] == [(1, 2, 3)]
     assert remote.unready == "connecting"
     remote.receive(wire.LoadingProgress("loading weights", 3, 9))
     assert remote.unready == "loading weights (3 of 9)"
@@ -318,9 +320,11 @@ def test_a_request_is_given_up_at_the_length_that_it_has() -> None:
         ends.link()
         ends.carry()
     (news,) = [
-        one for one in ends.heard[0] if isinstance(one, TurnOutputs) and one.finished
+        message
+        for message in ends.heard[0]
+        if isinstance(message, TurnOutputs) and message.finished
     ]
-    assert [(done.reason, done.length) for done in news.finished] == [("error", 2)]
+    assert [(end.reason, end.length) for end in news.finished] == [("error", 2)]
 
 
 def test_what_comes_after_the_end_of_a_link_leaves_nothing_behind() -> None:

@@ -17,7 +17,7 @@ from minfer.values.checks import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("named", "found"),
+    ("named", "expected"),
     [
         ("3,1", ["3", "1"]),
         ("GPU-a, GPU-b", ["GPU-a", "GPU-b"]),
@@ -26,10 +26,10 @@ from minfer.values.checks import ConfigError
     ],
 )
 def test_gpus_are_those_that_cuda_would_see(
-    named: str, found: list[str], monkeypatch: pytest.MonkeyPatch
+    named: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VISIBLE_VARIABLE, named)
-    assert visible_gpus() == found
+    assert visible_gpus() == expected
 
 
 def test_each_replica_gets_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,8 +57,8 @@ def test_without_gpus_replicas_divide_the_cpu(monkeypatch: pytest.MonkeyPatch) -
     assert os.environ[devices.THREADS_VARIABLE] == "2"
     assert os.environ[VISIBLE_VARIABLE] == "0"
     assert args.gpu_memory_utilization == CPU_SHARE / 3
-    given = EngineArgs(gpu_memory_utilization=0.4)
-    assert first.take(given) == given
+    settings = EngineArgs(gpu_memory_utilization=0.4)
+    assert first.take(settings) == settings
     monkeypatch.setenv(VISIBLE_VARIABLE, "")
     with pytest.raises(ConfigError, match="and 0 can be seen"):
         replica_devices([EngineArgs(device="cuda")] * 2)

@@ -17,15 +17,15 @@ from tests.effects.cluster.world import World
 QUIET = 400  # moves in which what is on its way arrives
 
 
-def asking(known: dict[int, str], api_servers: int = 3) -> World:
+def asking(names: dict[int, str], api_servers: int = 3) -> World:
     """API servers that are there, each of which knows of a request."""
     world = World(0, api_servers=api_servers)
     for number, api_server in enumerate(world.api_servers):
 
-        def answer(wanted: wire.RequestQuery, number: int = number) -> bytes:
-            found = known.get(number) == wanted.name
-            what = "cancelled" if wanted.cancel else ""
-            return f"{number} {what}".encode() if found else b""
+        def answer(query: wire.RequestQuery, number: int = number) -> bytes:
+            is_known = names.get(number) == query.name
+            state = "cancelled" if query.cancel else ""
+            return f"{number} {state}".encode() if is_known else b""
 
         api_server.remote.queries.answer = answer
     settle(world)
@@ -68,9 +68,9 @@ def ask(world: World, api_server: int, name: str, *, cancel: bool = False) -> An
 
 def test_the_front_that_knows_answers() -> None:
     world = asking({2: "a", 1: "b"})
-    found = ask(world, 0, "a"), ask(world, 0, "b", cancel=True), ask(world, 0, "c")
+    answers = ask(world, 0, "a"), ask(world, 0, "b", cancel=True), ask(world, 0, "c")
     settle(world)
-    assert found == ([b"2 "], [b"1 cancelled"], [b""])
+    assert answers == ([b"2 "], [b"1 cancelled"], [b""])
     assert not world.api_servers[0].remote.queries._pending
 
 
@@ -93,7 +93,7 @@ def test_an_engine_that_dies_leaves_no_question_open() -> None:
 
 def test_where_there_are_several_links_one_that_ends_leaves_others_questions() -> None:
     links: list[list[wire.ToEngine]] = [[], []]
-    first, second = (one.append for one in links)
+    first, second = (link.append for link in links)
     queries = RequestQueries()
     queries.connect(first)
     queries.connect(second)
@@ -117,7 +117,7 @@ def test_where_there_are_several_links_one_that_ends_leaves_others_questions() -
 @pytest.mark.long
 @seeds(10, 200)
 def test_every_question_is_answered_once_whatever_happens(seeds: range) -> None:
-    known = 0
+    num_known = 0
     for seed in seeds:
         world = World(seed, api_servers=3)
         rng = Random(seed)
@@ -144,8 +144,8 @@ def test_every_question_is_answered_once_whatever_happens(seeds: range) -> None:
         assert sum(not answers for _, answers in heard) == waiting
         assert all(len(answers) <= 1 for _, answers in heard)
         assert not any(answers[:1] == [b"yes"] for name, answers in heard if name == "3")
-        known += sum(answers == [b"yes"] for _, answers in heard)
-    assert known > len(seeds)
+        num_known += sum(answers == [b"yes"] for _, answers in heard)
+    assert num_known > len(seeds)
 
 
 def test_more_than_a_front_may_ask_is_refused_at_once(
@@ -164,8 +164,8 @@ def test_more_than_a_front_may_ask_is_refused_at_once(
     queries.take_answer(wire.QueryAnswer(first, 1, b"late"))
     assert heard == [None]
     queries.ask(wire.RequestQuery("d"), heard.append)
-    requested = [one for one in emitted if isinstance(one, wire.SendQuery)]
-    assert [one.query.name for one in requested] == ["a", "b", "d"]
+    requested = [message for message in emitted if isinstance(message, wire.SendQuery)]
+    assert [message.query.name for message in requested] == ["a", "b", "d"]
     queries.take_answer(wire.QueryAnswer(requested[1].number, 2))
     assert heard == [None], "one more was asked"
     queries.take_answer(wire.QueryAnswer(requested[1].number, 2))

@@ -15,13 +15,13 @@ def test_a_full_queue_refuses_what_no_engine_had_also_of_an_isolated_client() ->
     crashing = CrashingRequest("isolated", b"another one", MAX_CLIENT_DEATHS + 1)
     remote.receive(wire.NewCrashingRequests((crashing,)))
     remote.submit([request("alone", client="isolated")])
-    hello, alone = sent
+    hello, isolated = sent
     assert isinstance(hello, wire.ApiServerHello)
-    assert isinstance(alone, wire.ResumeRequests)
-    assert [one.isolated for one in alone.resumed] == [True]
-    assert not any(one.request.taken for one in (*hello.resumed, *alone.resumed))
+    assert isinstance(isolated, wire.ResumeRequests)
+    assert [entry.isolated for entry in isolated.resumed] == [True]
+    assert not any(entry.request.taken for entry in (*hello.resumed, *isolated.resumed))
     remote.disconnect()
     remote.connect(sent.append)
-    again = sent[-1]
-    assert isinstance(again, wire.ApiServerHello)
-    assert [one.request.taken for one in again.resumed] == [True, True]
+    second_hello = sent[-1]
+    assert isinstance(second_hello, wire.ApiServerHello)
+    assert [entry.request.taken for entry in second_hello.resumed] == [True, True]

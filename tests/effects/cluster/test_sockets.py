@@ -82,9 +82,9 @@ class Served:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    made = Served(tmp_path / "engine")
-    yield made
-    made.server.close()
+    started = Served(tmp_path / "engine")
+    yield started
+    started.server.close()
 
 
 OWN = own_terms()
@@ -103,13 +103,17 @@ def test_a_front_that_sleeps_never_blocks_the_engine(served: Served) -> None:
         served.batch("a", 300, 10_000)
         served.batch("b", 1)
         awake.socket.settimeout(5)
-        while not any(isinstance(one, wire.ApiServerOutputs) for one in awake.hear()):
+        while not any(
+            isinstance(message, wire.ApiServerOutputs) for message in awake.hear()
+        ):
             pass
         # Who wakes up gets all of it, in order.
         rows = 0
         sleeper.socket.settimeout(5)
         while rows < 300:
-            rows += sum(isinstance(one, wire.ApiServerOutputs) for one in sleeper.hear())
+            rows += sum(
+                isinstance(message, wire.ApiServerOutputs) for message in sleeper.hear()
+            )
 
 
 @pytest.mark.long
@@ -286,8 +290,8 @@ def test_a_front_waits_for_an_engine_and_then_for_the_next_one(tmp_path: Path) -
         await soon(lambda: remote.unready == "waiting for the engine")
         second = Served(path)
         await soon(lambda: bool(second.engine.served))
-        (again,) = second.engine.served.values()
-        assert again.output == (TOKEN, TOKEN)
+        (continued,) = second.engine.served.values()
+        assert continued.output == (TOKEN, TOKEN)
         assert remote.links == 2
         await asyncio.to_thread(second.server.close)
 
@@ -300,13 +304,13 @@ def test_what_no_engine_says_cuts_the_link_and_another_is_made(
 ) -> None:
     path = tmp_path / "engine"
     with listen_at(path) as listener:
-        came: list[float] = []
+        times: list[float] = []
 
         def babble() -> None:
             for _ in range(4):
                 link, _ = listener.accept()
                 with link:
-                    came.append(time.monotonic())
+                    times.append(time.monotonic())
                     accept_handshake(link, OWN)
                     link.sendall(NOISE)
                     link.settimeout(5)
@@ -318,15 +322,15 @@ def test_what_no_engine_says_cuts_the_link_and_another_is_made(
         thread.start()
 
         async def test(remote: RemoteEngine) -> None:
-            await soon(lambda: len(came) == 4)
+            await soon(lambda: len(times) == 4)
             await soon(lambda: remote.links == 4)
 
         api_server(path, test)
         thread.join()
-    gaps = [later - sooner for sooner, later in pairwise(came)]
+    gaps = [later - sooner for sooner, later in pairwise(times)]
     assert min(gaps) > SAME_MACHINE.retry / 2, "an engine that cuts must not be pestered"
     assert caplog.text.count("the link to the engine is cut") >= 3
-    assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def link_to(remote: RemoteEngine, path: Path) -> tuple[LinkClient, socket.socket]:
@@ -375,8 +379,8 @@ def test_an_unreadable_message_is_no_death_of_its_engine(tmp_path: Path) -> None
             engine.sendall(NOISE)
             async with asyncio.timeout(5):
                 await client.over
-        (kept,) = remote._requests.all()
-        return kept.deaths
+        (record,) = remote._requests.all()
+        return record.deaths
 
     assert asyncio.run(go()) == 0
 
@@ -389,11 +393,13 @@ def test_a_front_of_another_version_is_refused_by_it_and_both_say_so_once(
         assert not remote.links
 
     api_server(served.path, test, evolve(OWN, version="0"))
-    said = [one.message for one in caplog.records if one.levelno == logging.WARNING]
-    why = f"version {OWN.version} is spoken, not 0"
-    assert sorted(said) == [  # two threads log them
-        f"an API server is refused: {why}",
-        f"the engine at engine cannot be used: it refuses: {why!r}",
+    messages = [
+        record.message for record in caplog.records if record.levelno == logging.WARNING
+    ]
+    reason = f"version {OWN.version} is spoken, not 0"
+    assert sorted(messages) == [  # two threads log them
+        f"an API server is refused: {reason}",
+        f"the engine at engine cannot be used: it refuses: {reason!r}",
     ]
     with plain(served.path, HELLO):
         until(lambda: served.links() == 1)

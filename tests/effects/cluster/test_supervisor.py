@@ -38,17 +38,17 @@ class Server:
     def until(self, name: str, word: str) -> None:
         """Wait for a word of a process."""
         while not self.seen or self.seen[-1] != (name, word):
-            who, number, what = self.lines.get(timeout=PATIENCE).split()
-            self.seen.append((who, what))
-            self.ids[who] = int(number)
+            sender, number, message = self.lines.get(timeout=PATIENCE).split()
+            self.seen.append((sender, message))
+            self.ids[sender] = int(number)
 
     def ended(self) -> tuple[int, str]:
         """Wait for its end: exit code, and standard error."""
         code = self.process.wait(PATIENCE)
         while True:
             with contextlib.suppress(queue.Empty):
-                who, _, what = self.lines.get(timeout=0.1).split()
-                self.seen.append((who, what))
+                sender, _, message = self.lines.get(timeout=0.1).split()
+                self.seen.append((sender, message))
                 continue
             break
         assert self.process.stderr is not None
@@ -242,9 +242,9 @@ def test_a_server_that_was_stopped_as_a_whole_goes_on() -> None:
     with serving("--limit=4") as server:
         numbers = (server.process.pid, *server.ids.values())
         # Stopped for more than `STOPPED`, and more than the limit.
-        for one, pause in ((signal.SIGSTOP, 12.0), (signal.SIGCONT, 2.0)):
+        for signal_number, pause in ((signal.SIGSTOP, 12.0), (signal.SIGCONT, 2.0)):
             for number in numbers:
-                os.kill(number, one)
+                os.kill(number, signal_number)
             time.sleep(pause)
         server.process.send_signal(signal.SIGTERM)
         assert server.ended() == (0, "")

@@ -77,9 +77,9 @@ class Outside:
 
 @pytest.fixture
 def outside(tmp_path: Any) -> Iterator[Outside]:
-    one = Outside(tmp_path)
-    yield one
-    one.close()
+    server = Outside(tmp_path)
+    yield server
+    server.close()
 
 
 def remote() -> RemoteEngine:
@@ -106,8 +106,8 @@ def run(
 
     async def go() -> None:
         api_servers = [remote() for _ in range(count)]
-        found = engine(lambda: outside.port, settings, terms)
-        tasks = [asyncio.create_task(keep_linked(one, found)) for one in api_servers]
+        address = engine(lambda: outside.port, settings, terms)
+        tasks = [asyncio.create_task(keep_linked(one, address)) for one in api_servers]
         try:
             await test(*api_servers)
         finally:
@@ -150,19 +150,19 @@ def test_an_engine_that_moves_is_found_and_one_without_a_place_is_given_up(
     monkeypatch.setattr(link_client, "ADDRESS_SECONDS", 0.1)
     api_server, given_up = remote(), list[int]()
     monkeypatch.setattr(api_server, "give_up", given_up.append)
-    at: Port | None = None
+    place: Port | None = None
 
     async def go() -> None:
-        nonlocal at
-        task = asyncio.create_task(keep_linked(api_server, engine(lambda: at)))
+        nonlocal place
+        task = asyncio.create_task(keep_linked(api_server, engine(lambda: place)))
         await soon(lambda: given_up == [1])
-        at = outside.port
+        place = outside.port
         await soon(linked(api_server))
         assert given_up == [1], "it is said once"
-        at = None
+        place = None
         outside.network.cut()
         await soon(lambda: given_up == [1, 1])
-        at = outside.sock.getsockname()
+        place = outside.sock.getsockname()
         await soon(linked(api_server))
         task.cancel()
         await asyncio.wait([task])
@@ -179,22 +179,22 @@ def test_who_is_refused_says_so_once_and_others_go_on(
             await asyncio.sleep(0.2)
 
         await soon(linked(api_server))
-        other = evolve(TERMS, secret=secret_key("t"))
-        await asyncio.to_thread(run, outside, stranger, NEAR, other)
+        other_terms = evolve(TERMS, secret=secret_key("t"))
+        await asyncio.to_thread(run, outside, stranger, NEAR, other_terms)
         assert len(outside.host._sessions) == 1
         api_server.submit([request("a")])
         await soon(lambda: bool(outside.engine.served))
 
     with caplog.at_level(logging.WARNING):
         run(outside, test, NEAR)
-    said = [one.message for one in caplog.records if "secret" in one.message]
-    assert len(said) == 2  # one here, and one there
-    assert all("the secret is another one" in one for one in said)
+    messages = [record.message for record in caplog.records if "secret" in record.message]
+    assert len(messages) == 2  # one here, and one there
+    assert all("the secret is another one" in message for message in messages)
 
 
-@pytest.mark.parametrize("how", ["cut", "stall", "end"])
+@pytest.mark.parametrize("fault", ["cut", "stall", "end"])
 def test_a_network_that_fails_is_noticed_and_no_request_is_blamed(
-    outside: Outside, monkeypatch: pytest.MonkeyPatch, how: str
+    outside: Outside, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     monkeypatch.setattr(link_client, "_SILENCE_CHECK_SECONDS", 0.05)
 
@@ -202,23 +202,23 @@ def test_a_network_that_fails_is_noticed_and_no_request_is_blamed(
         await soon(linked(api_server))
         api_server.submit([request("a")])
         await soon(lambda: bool(outside.engine.served))
-        [kept] = api_server._requests.all()
-        kept.histories[0].admitted = True
-        if how == "cut":
+        [record] = api_server._requests.all()
+        record.histories[0].admitted = True
+        if fault == "cut":
             outside.network.cut()
-        elif how == "stall":
+        elif fault == "stall":
             outside.network.stalled = True
         else:
             outside.host.end()
             await soon(lambda: not linked(api_server)())
             outside.network.cut()
-        await soon(lambda: kept.replica is None)
+        await soon(lambda: record.replica is None)
         # Who closes a connection may have died; silence, and an end that was announced,
         # say nothing of requests.
-        assert kept.histories[0].deaths == (how == "cut")
+        assert record.histories[0].deaths == (fault == "cut")
         outside.network.heal()
         await soon(linked(api_server))
-        await soon(lambda: kept.replica == 1)
+        await soon(lambda: record.replica == 1)
 
     run(outside, test, evolve(OTHER_MACHINE, retry=0.05, silence=0.3))
 
@@ -276,14 +276,14 @@ outside.close()
 
 @pytest.mark.long
 def test_both_ends_notice_a_cable_that_is_pulled() -> None:
-    inside = ["unshare", "--map-root-user", "--net"]
+    in_namespace = ["unshare", "--map-root-user", "--net"]
     try:
-        subprocess.run([*inside, "ip", "link"], check=True, capture_output=True)
+        subprocess.run([*in_namespace, "ip", "link"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("no network namespaces here")
     began = time.monotonic()
     ran = subprocess.run(
-        [*inside, sys.executable, "-c", CABLE], capture_output=True, text=True
+        [*in_namespace, sys.executable, "-c", CABLE], capture_output=True, text=True
     )
     noticed, back = ran.stdout.splitlines() or ("", ran.stderr)
     assert noticed.startswith("noticed"), ran.stderr

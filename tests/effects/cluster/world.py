@@ -162,19 +162,19 @@ class CompilingRequests(Grammars):
 
 def solo(request: Request) -> dict[int, tuple[int, ...]]:
     """What each sample of a request gets where nothing happens."""
-    got: dict[int, list[int]] = {i: [] for i in range(request.n)}
+    outputs: dict[int, list[int]] = {i: [] for i in range(request.n)}
     engine = Inline(Driver(CONFIG, Oracle(CONFIG.block_size, VOCAB)))
 
     def hear(message: EngineMessage) -> None:
         assert isinstance(message, TurnOutputs)
         for (_, sample), tokens in zip(message.ids, message.tokens, strict=True):
-            got[sample] += tokens
+            outputs[sample] += tokens
 
     engine.listen(hear)
     engine.submit([request])
     while engine.live:
         engine.pump()
-    return {i: tuple(tokens) for i, tokens in got.items()}
+    return {i: tuple(tokens) for i, tokens in outputs.items()}
 
 
 @define(eq=False)
@@ -197,10 +197,10 @@ class Way:
         """Returns the messages that come next: a piece, and perhaps a part of another."""
         piece = self.pieces.popleft()
         if self.pieces and rng.random() < SPLIT:
-            other = self.pieces.popleft()
-            at = rng.randint(0, len(other))
-            self.pieces.appendleft(other[at:])
-            piece += other[:at]
+            next_piece = self.pieces.popleft()
+            offset = rng.randint(0, len(next_piece))
+            self.pieces.appendleft(next_piece[offset:])
+            piece += next_piece[:offset]
         return self.reader.feed(piece)
 
     def cut(self, rng: Random) -> None:
@@ -236,10 +236,10 @@ class Frontend:
             assert not tokens or name not in self.ended or name in self.cut, name
             if name[0] in self.requested:
                 self.got[name] += tokens
-        for done in message.finished:
-            name = (done.id, done.sample)
+        for end in message.finished:
+            name = (end.id, end.sample)
             assert name not in self.ended, f"{name} ended twice"
-            self.ended[name] = done
+            self.ended[name] = end
 
 
 @define(eq=False)
@@ -284,13 +284,13 @@ class World:
         self.beside = 0  # engines that died while they served others than the poison
         self.outages = 0  # deaths after which no engine was ready
         self.api_servers = [self._api_server(number) for number in range(api_servers)]
-        for one in self.replicas:
-            self.born(one)
+        for peer in self.replicas:
+            self.born(peer)
 
     @property
     def deaths(self) -> int:
         """How many engines have died."""
-        return sum(one.deaths for one in self.replicas)
+        return sum(peer.deaths for peer in self.replicas)
 
     def clock(self) -> float:
         """The world's time."""
@@ -335,9 +335,9 @@ class World:
         if not self.apart:
             return CONFIG
         gets = replica.number >= self.prefillers and not self.is_elsewhere(replica)
-        most = 2 * CONFIG.num_blocks
+        num_known = 2 * CONFIG.num_blocks
         tier = ExternalStore(
-            max_known_keys=most, push_only=True, choice=LOAD if gets else RECOMPUTE
+            max_known_keys=num_known, push_only=True, choice=LOAD if gets else RECOMPUTE
         )
         return evolve(CONFIG, external_store=tier)
 
@@ -345,8 +345,10 @@ class World:
         """Counts blocks that are fetched, beside what the host does with a turn."""
 
         def note(before: EngineState, turn: Transition) -> None:
-            fetches = [one for one in turn.commands if isinstance(one, FetchBlocks)]
-            self.fetched += sum(len(one.keys) for one in fetches)
+            fetches = [
+                command for command in turn.commands if isinstance(command, FetchBlocks)
+            ]
+            self.fetched += sum(len(fetch.keys) for fetch in fetches)
             host.note_turn(before, turn)
 
         return note
@@ -370,7 +372,7 @@ class World:
             if probing and served <= {probing}:
                 self.solo[probing.split("#")[0]] += 1
             self.beside += any(request_of(name) != self.poison for name in served)
-            self.outages += not any(one.engine for one in self.replicas)
+            self.outages += not any(peer.engine for peer in self.replicas)
         for api_server in self.api_servers:
             while (link := api_server.links.get(number)) and link.down:
                 self._read_down(api_server, replica, link)
@@ -461,7 +463,9 @@ class World:
                 return
             self.move(hostile=False)
         left = [
-            one.request.id for f in self.api_servers for one in f.remote._requests.all()
+            record.request.id
+            for f in self.api_servers
+            for record in f.remote._requests.all()
         ]
         raise AssertionError(f"not drained: {left}")
 
@@ -471,30 +475,30 @@ class World:
         """Everybody got what they would get alone, and heard of its end once."""
         for api_server in self.api_servers:
             for request in api_server.requested.values():
-                whole = solo(request)
+                expected = solo(request)
                 for sample in range(request.n):
-                    self._judge(api_server, request, sample, whole[sample])
+                    self._judge(api_server, request, sample, expected[sample])
 
     def _judge(
         self, api_server: Frontend, request: Request, sample: int, right: tuple[int, ...]
     ) -> None:
         name = (request.id, sample)
-        done, got = api_server.ended[name], tuple(api_server.got[name])
+        end, tokens = api_server.ended[name], tuple(api_server.got[name])
         if request.id == self.poison:
             killer = self.kills.sample in (None, sample)
-            assert done.reason == "error" or (not killer and got == right), done
-            assert got == right[: len(got)]
+            assert end.reason == "error" or (not killer and tokens == right), end
+            assert tokens == right[: len(tokens)]
             return
-        assert done.reason != "error", "whoever kills from outside, nobody is blamed"
-        assert done.length <= len(got), (name, done, got)
-        assert got[: done.length] == right[: done.length], (name, got, right)
-        if done.reason in ("length", "stop") and name not in api_server.cut:
-            assert got == right, (name, done)
-            assert done.length == len(right)
-        elif name in api_server.cut and done.reason == "cut":
-            assert done.length <= api_server.cut[name]
+        assert end.reason != "error", "whoever kills from outside, nobody is blamed"
+        assert end.length <= len(tokens), (name, end, tokens)
+        assert tokens[: end.length] == right[: end.length], (name, tokens, right)
+        if end.reason in ("length", "stop") and name not in api_server.cut:
+            assert tokens == right, (name, end)
+            assert end.length == len(right)
+        elif name in api_server.cut and end.reason == "cut":
+            assert end.length <= api_server.cut[name]
         elif name not in api_server.cut:
-            assert done.reason == "cancelled", done
+            assert end.reason == "cancelled", end
 
     # --- how it happens -----------------------------------------------------------------
 
@@ -584,10 +588,10 @@ class World:
         if replica.engine is not None:
             self._risk(replica, lambda: replica.compiling.move(self.poison))
 
-    def _risk(self, replica: Replica, what: Callable[[], object]) -> None:
+    def _risk(self, replica: Replica, action: Callable[[], object]) -> None:
         """Do what may kill the engine."""
         try:
-            what()
+            action()
         except Killed:
             self.kill(replica.number, self.kills.end)
 

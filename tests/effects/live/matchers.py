@@ -136,9 +136,9 @@ class ByHand:
         self.jobs.append(Job(due.grammar.name[0], partial(do, due)))
         return self.jobs[-1].done
 
-    def run(self, most: int = 100, *, but: str = "") -> None:
+    def run(self, max_jobs: int = 100, *, but: str = "") -> None:
         """Do the oldest of them, `but` those for one request."""
-        for job in [job for job in self.jobs if job.name != but][:most]:
+        for job in [job for job in self.jobs if job.name != but][:max_jobs]:
             self.jobs.remove(job)
             if job.done.set_running_or_notify_cancel():
                 job.do()
@@ -149,10 +149,10 @@ class ByHand:
             job.done.cancel()
 
 
-def ask(name: str, **more: Any) -> Request:
+def ask(name: str, **settings: Any) -> Request:
     """A request with a constraint."""
-    params = SamplingParams(structured_outputs=REQUESTED, **more.pop("sampling", {}))
-    given = {"max_tokens": 20, "stop_ids": frozenset({EOS}), **more}
+    params = SamplingParams(structured_outputs=REQUESTED, **settings.pop("sampling", {}))
+    fields = {"max_tokens": 20, "stop_ids": frozenset({EOS}), **settings}
     return Request(
-        id=name, prompt=(5, 6, 7), sampling=params, needs_host_mask=True, **given
+        id=name, prompt=(5, 6, 7), sampling=params, needs_host_mask=True, **fields
     )

@@ -54,26 +54,26 @@ class Engine:
 
     def post(self, *events: Event | Request) -> None:
         for event in events:
-            made = Submit(event) if isinstance(event, Request) else event
-            self.driver.post(made)
+            new_event = Submit(event) if isinstance(event, Request) else event
+            self.driver.post(new_event)
 
     def turn(self, *events: Event | Request, times: int = 1) -> None:
         """Take some."""
         self.post(*events)
         for _ in range(times):
-            begun = self.clock.now
+            started = self.clock.now
             turned = self.driver.turn()
-            self.held_up += self.clock.now - begun
+            self.held_up += self.clock.now - started
             self.reasons += turned.reasons
             for emit in turned.commands:
                 if isinstance(emit, Emit):
-                    for (name, _), some in zip(emit.ids, emit.tokens, strict=True):
-                        self.tokens[name] += some
-                    self.ends.update({done.id: done for done in emit.finished})
+                    for (name, _), token_ids in zip(emit.ids, emit.tokens, strict=True):
+                        self.tokens[name] += token_ids
+                    self.ends.update({end.id: end for end in emit.finished})
 
     def reported(self) -> list[Event]:
         """What the engine was told of pauses in the last turn."""
-        return [one for one in self.driver.last_events if isinstance(one, Pause)]
+        return [event for event in self.driver.last_events if isinstance(event, Pause)]
 
     @property
     def slow(self) -> set[str]:

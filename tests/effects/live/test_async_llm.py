@@ -67,12 +67,22 @@ async def collect(outputs: AsyncIterator[RequestOutput]) -> list[RequestOutput]:
 
 
 def ids(outputs: list[RequestOutput], sample: int = 0) -> tuple[int, ...]:
-    found = [one.token_ids for o in outputs for one in o.outputs if one.index == sample]
-    return tuple(token for piece in found for token in piece)
+    pieces = [
+        completion.token_ids
+        for o in outputs
+        for completion in o.outputs
+        if completion.index == sample
+    ]
+    return tuple(token for piece in pieces for token in piece)
 
 
 def text(outputs: list[RequestOutput], sample: int = 0) -> str:
-    return "".join(one.text for o in outputs for one in o.outputs if one.index == sample)
+    return "".join(
+        completion.text
+        for o in outputs
+        for completion in o.outputs
+        if completion.index == sample
+    )
 
 
 class Slow(Oracle):
@@ -122,10 +132,10 @@ async def idle(llm: AsyncLLM) -> None:
 
 @pytest.mark.long
 def test_deltas_join_to_what_generate_gives(folder: str) -> None:
-    wanted: dict[int, RequestOutput] = {}
+    expected: dict[int, RequestOutput] = {}
     with LLM(folder, **SETTINGS) as plain:
         for i in range(12):
-            wanted[i] = plain.generate(
+            expected[i] = plain.generate(
                 "abc" * (i + 1), params(5 + i, seed=i, n=1 + i % 3)
             )[0]
 
@@ -139,9 +149,9 @@ def test_deltas_join_to_what_generate_gives(folder: str) -> None:
         for i, outputs in enumerate(await asyncio.gather(*map(collect, streams))):
             assert [o.finished for o in outputs] == [False] * (len(outputs) - 1) + [True]
             assert {o.request_id for o in outputs} == {f"r{i}"}
-            for one in wanted[i].outputs:
-                assert ids(outputs, one.index) == one.token_ids
-                assert text(outputs, one.index) == one.text
+            for completion in expected[i].outputs:
+                assert ids(outputs, completion.index) == completion.token_ids
+                assert text(outputs, completion.index) == completion.text
             assert outputs[-1].metrics.output_tokens == (5 + i) * (1 + i % 3)
 
     run(llm := AsyncLLM(folder, **SETTINGS), program())
@@ -160,11 +170,11 @@ def test_outputs_come_while_the_request_runs(slow: AsyncLLM) -> None:
 @pytest.mark.long
 def test_stop_strings_cut_the_stream(slow: AsyncLLM) -> None:
     async def program() -> None:
-        whole = text(await collect(slow.generate("abc", params(60))))
-        stop = whole[20:22]
+        full_text = text(await collect(slow.generate("abc", params(60))))
+        stop = full_text[20:22]
         cut = SamplingParams(seed=3, max_tokens=60, ignore_eos=True, stop=stop)
         outputs = await collect(slow.generate("abc", cut))
-        assert text(outputs) == whole[: whole.index(stop)]
+        assert text(outputs) == full_text[: full_text.index(stop)]
         last = outputs[-1].outputs[0]
         assert (last.finish_reason, last.stop_reason) == ("stop", stop)
 
@@ -179,13 +189,13 @@ def test_a_slow_reader_gets_the_rest_in_one_piece(folder: str) -> None:
         await idle(llm)
         await asyncio.sleep(0)
         assert len(llm._ready) == 0
-        rest = [output async for output in stream]
-        assert len(rest) == 1
-        got = [first, *rest]
-        whole = await collect(llm.generate("abc", params(200, n=2)))
-        assert [ids(got, i) for i in (0, 1)] == [ids(whole, i) for i in (0, 1)]
-        assert [text(got, i) for i in (0, 1)] == [text(whole, i) for i in (0, 1)]
-        assert {len(ids(got, i)) for i in (0, 1)} == {200}
+        remaining = [output async for output in stream]
+        assert len(remaining) == 1
+        outputs = [first, *remaining]
+        expected = await collect(llm.generate("abc", params(200, n=2)))
+        assert [ids(outputs, i) for i in (0, 1)] == [ids(expected, i) for i in (0, 1)]
+        assert [text(outputs, i) for i in (0, 1)] == [text(expected, i) for i in (0, 1)]
+        assert {len(ids(outputs, i)) for i in (0, 1)} == {200}
 
     run(llm := AsyncLLM(folder, **SETTINGS), program())
 
@@ -199,19 +209,19 @@ def test_a_loop_that_stands_still_is_rung_for_once(slow: AsyncLLM) -> None:
         loop, rings = asyncio.get_running_loop(), []
         plain = loop.call_soon_threadsafe
 
-        def counted(call: Any, *rest: Any, **more: Any) -> asyncio.Handle:
+        def counted(call: Any, *arguments: Any, **options: Any) -> asyncio.Handle:
             rings.append(call)
-            return plain(call, *rest, **more)
+            return plain(call, *arguments, **options)
 
         # The loop is this test's own.
         loop.call_soon_threadsafe = counted  # type: ignore[assignment, method-assign]
         streams = [slow.generate([i + 1], params(200)) for i in range(8)]
         await asyncio.gather(*(anext(stream) for stream in streams))
         assert len(rings) <= len(turns) + 1
-        before, taken = len(rings), len(turns)
-        while len(turns) < taken + 6 and slow.worker.running:
+        before, num_turns = len(rings), len(turns)
+        while len(turns) < num_turns + 6 and slow.worker.running:
             time.sleep(0.01)  # the loop stands still
-        assert len(turns) > taken + 5
+        assert len(turns) > num_turns + 5
         assert len(rings) <= before + 1
         assert len(slow._ready) <= 8
         await asyncio.gather(*map(collect, streams))
@@ -244,8 +254,8 @@ def test_a_conversation_is_answered(folder: str) -> None:
         outputs = await collect(llm.chat(talk, params(9), request_id="c"))
         assert outputs[-1].prompt == "<user>hi"
         assert ids(outputs) == ids(await collect(llm.generate("<user>hi", params(9))))
-        whole = await collect(llm.chat(talk))
-        assert len(ids(whole)) > 16 or whole[-1].outputs[0].finish_reason == "stop"
+        pieces = await collect(llm.chat(talk))
+        assert len(ids(pieces)) > 16 or pieces[-1].outputs[0].finish_reason == "stop"
         with pytest.raises(ChatTemplateError, match="no messages"):
             llm.chat([])
         with pytest.raises(ChatTemplateError, match="exclude each other"):
@@ -268,9 +278,9 @@ def test_everything_is_checked_at_the_call_and_nothing_runs(folder: str) -> None
             ("request_id must be a string", "a", {"request_id": ""}),
             ("request_id must be a string", "a", {"request_id": 5}),
         ]
-        for message, prompt, more in cases:
+        for message, prompt, options in cases:
             with pytest.raises(RequestError, match=message):
-                llm.generate(prompt, **more)
+                llm.generate(prompt, **options)
         with pytest.raises(ParameterError, match="top_p"):
             llm.generate("a", SamplingParams(top_p=2))
         llm.generate("never read", ENDLESS)  # a generator that is not started
@@ -388,12 +398,12 @@ def test_leaving_cancels_within_one_step(slow: AsyncLLM, leave: Any) -> None:
 def test_abort_ends_a_request_for_its_reader(slow: AsyncLLM) -> None:
     async def program() -> None:
         stream = slow.generate([1], ENDLESS, request_id="gone")
-        got = [await anext(stream)]
+        outputs = [await anext(stream)]
         await slow.abort("gone")
         await slow.abort("unknown")
-        got += [output async for output in stream]
-        assert got[-1].finished
-        assert got[-1].outputs[0].finish_reason == "cancelled"
+        outputs += [output async for output in stream]
+        assert outputs[-1].finished
+        assert outputs[-1].outputs[0].finish_reason == "cancelled"
 
     run(slow, program())
 
@@ -493,14 +503,14 @@ async def storm(llm: AsyncLLM, tasks: int, seed: int, patience: float) -> None:
             outputs = await collect(llm.generate(prompt, params(12, seed=i)))
             assert ids(outputs) == quiet[i]
             return
-        seen, most = 0, dice.randrange(4)
+        num_outputs, max_outputs = 0, dice.randrange(4)
         stream = llm.generate(
             prompt, params(None, seed=i, n=1 + i % 2), request_id=f"s{number}"
         )
         async with contextlib.aclosing(stream):
             async for _ in stream:
-                seen += 1
-                if most and seen >= most:
+                num_outputs += 1
+                if max_outputs and num_outputs >= max_outputs:
                     break
 
     async def leave(task: asyncio.Task[None]) -> None:
@@ -590,13 +600,17 @@ def test_an_interpreter_without_a_loop_any_more_does_not_break_the_engine(
 
 def described(turn: Turn) -> tuple[list[Any], ...]:
     """What a turn has for its requests: news in columns, ends, and reasons."""
-    emits = [one for one in turn.transition.commands if isinstance(one, Emit)]
+    emits = [command for command in turn.transition.commands if isinstance(command, Emit)]
     return (
         [sample for emit in emits for sample in emit.ids],
         [tokens for emit in emits for tokens in emit.tokens],
-        [done for emit in emits for done in emit.finished],
+        [end for emit in emits for end in emit.finished],
         [event.request.id for event in turn.events if isinstance(event, Submit)],
-        [one for one in turn.transition.reasons if isinstance(one, RequestReason)],
+        [
+            reason
+            for reason in turn.transition.reasons
+            if isinstance(reason, RequestReason)
+        ],
     )
 
 
@@ -614,12 +628,18 @@ def test_a_turn_is_one_message_and_ends_are_reported_once(slow: AsyncLLM) -> Non
         await asyncio.gather(*map(collect, streams))
         await by_break(slow)
         await idle(slow)
-        outputs = [one for one in messages if isinstance(one, TurnOutputs)]
+        outputs = [message for message in messages if isinstance(message, TurnOutputs)]
         assert outputs == messages
         turns_with_outputs = [turn for turn in recorded if any(described(turn))]
-        for one, turn in zip(outputs, turns_with_outputs, strict=True):
-            assert one.time == turn.transition.state.time
-            columns = one.ids, one.tokens, one.finished, one.arrived, one.reasons
+        for message, turn in zip(outputs, turns_with_outputs, strict=True):
+            assert message.time == turn.transition.state.time
+            columns = (
+                message.ids,
+                message.tokens,
+                message.finished,
+                message.arrived,
+                message.reasons,
+            )
             assert tuple(map(list, columns)) == described(turn)
         assert sorted(job.request.id for job in ended) == sorted(
             [*(f"r{i}" for i in range(1, 21)), "x"]
@@ -634,8 +654,12 @@ def test_a_turn_is_one_message_and_ends_are_reported_once(slow: AsyncLLM) -> Non
         submits = sum(isinstance(e, Submit) for turn in recorded for e in turn.events)
         assert submits == 21
         # 8 rows for 20 requests: those that waited were admitted later.
-        each = [job.times for job in ended]
-        waits = [one.started - one.arrived for one in each if one.started is not None]
+        all_times = [job.times for job in ended]
+        waits = [
+            times.started - times.arrived
+            for times in all_times
+            if times.started is not None
+        ]
         assert max(waits) > 0.01
 
     run(slow, program())

@@ -28,11 +28,13 @@ SETTINGS: Final[dict[str, Any]] = {
     "max_num_seqs": 16,
     "device": "cpu",
 }
-HOWS: Final = [
+SEARCH_OPTIONS: Final = [
     {"beam_width": width, "length_penalty": penalty, "early_stopping": early}
     for width, penalty, early in product((2, 4, 8), (0.5, 1.0, 2.0), (False, True, NEVER))
 ]
-SOME: Final = [HOWS[at] for at in (0, 4, 8, 10, 14, 15, 18, 23, 25)]  # of each a few
+SOME: Final = [
+    SEARCH_OPTIONS[index] for index in (0, 4, 8, 10, 14, 15, 18, 23, 25)
+]  # of each a few
 Prompt = list[int]
 
 
@@ -43,17 +45,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def llm(folder: str) -> Iterator[LLM]:
-    with LLM(folder, **SETTINGS, block_size=4, num_gpu_blocks_override=400) as made:
-        yield made
+    with LLM(folder, **SETTINGS, block_size=4, num_gpu_blocks_override=400) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="module")
 def model(folder: str) -> Any:
     """The same one as transformers runs it, which has searched before: that imports."""
-    found = theirs(folder)
+    loaded = theirs(folder)
     with torch.inference_mode():
-        found.generate(torch.tensor([[5]]), num_beams=2, max_new_tokens=1)
-    return found
+        loaded.generate(torch.tensor([[5]]), num_beams=2, max_new_tokens=1)
+    return loaded
 
 
 def theirs(folder: str | Path) -> Any:
@@ -70,23 +72,29 @@ def prompts_of(llm: LLM, count: int, longest: int) -> list[Prompt]:
 
 
 def differences(
-    llm: LLM, model: Any, prompts: list[Prompt], how: dict[str, Any], most: int
+    llm: LLM, model: Any, prompts: list[Prompt], options: dict[str, Any], max_tokens: int
 ) -> list[str]:
     """Where sequences or scores are others than transformers'."""
-    wanted = [{"prompt_token_ids": prompt} for prompt in prompts]
-    params = BeamSearchParams(max_tokens=most, **how)
-    outputs = llm.beam_search(wanted, params, use_tqdm=False)
-    found = []
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+    params = BeamSearchParams(max_tokens=max_tokens, **options)
+    outputs = llm.beam_search(inputs, params, use_tqdm=False)
+    wrong = []
     for prompt, output in zip(prompts, outputs, strict=True):
         right = _generated(llm, model, prompt, params)
-        for at, (one, due) in enumerate(zip(output.sequences, right, strict=True)):
-            tokens, score = due
-            size = len(one.tokens) - len(prompt)
-            assert one.cum_logprob is not None
-            mine = one.cum_logprob / size**params.length_penalty
-            if one.tokens != tokens or abs(mine - score) > 1e-3 * max(1, abs(score)):
-                found.append(f"{how}: {at}. of {prompt}: {one}, not {due}")
-    return found
+        for rank, (sequence, expected) in enumerate(
+            zip(output.sequences, right, strict=True)
+        ):
+            tokens, score = expected
+            size = len(sequence.tokens) - len(prompt)
+            assert sequence.cum_logprob is not None
+            own_score = sequence.cum_logprob / size**params.length_penalty
+            if sequence.tokens != tokens or abs(own_score - score) > 1e-3 * max(
+                1, abs(score)
+            ):
+                wrong.append(
+                    f"{options}: {rank}. of {prompt}: {sequence}, not {expected}"
+                )
+    return wrong
 
 
 def _generated(
@@ -94,7 +102,7 @@ def _generated(
 ) -> list[tuple[tuple[int, ...], float]]:
     stops = sorted(llm.setup.stop_ids)
     with torch.inference_mode():
-        made = model.generate(
+        generated = model.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             num_beams=params.beam_width,
@@ -111,20 +119,20 @@ def _generated(
     return [
         (_unpadded(row, len(prompt), stops), score)
         for row, score in zip(
-            made.sequences.tolist(), made.sequences_scores.tolist(), strict=True
+            generated.sequences.tolist(), generated.sequences_scores.tolist(), strict=True
         )
     ]
 
 
 def _unpadded(row: list[int], prompt: int, stops: list[int]) -> tuple[int, ...]:
-    ends = (at for at in range(prompt, len(row)) if row[at] in stops)
+    ends = (index for index in range(prompt, len(row)) if row[index] in stops)
     return tuple(row[: next(ends, len(row)) + 1])
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", SOME, ids=str)
-def test_sequences_are_those_of_transformers(llm: LLM, model: Any, how: Any) -> None:
-    assert not differences(llm, model, prompts_of(llm, 3, 20), how, 8)
+@pytest.mark.parametrize("options", SOME, ids=str)
+def test_sequences_are_those_of_transformers(llm: LLM, model: Any, options: Any) -> None:
+    assert not differences(llm, model, prompts_of(llm, 3, 20), options, 8)
 
 
 @pytest.mark.long
@@ -133,20 +141,30 @@ def test_sequences_of_the_bundled_model_are_those_of_transformers(count: int) ->
     """Each prompt under one of the ways to search; many, under one of each width."""
     with LLM(**SETTINGS, num_gpu_blocks_override=400, max_model_len=512) as llm:
         model, text = theirs(llm.setup.folder), Path(__file__).read_text()
-        rng, found = Random(7), list[str]()
+        rng, wrong = Random(7), list[str]()
         assert llm.tokenizer is not None
-        for at in range(count):
+        for number in range(count):
             begin = rng.randrange(len(text) - 400)
-            part = text[begin : begin + rng.randint(5, 300)]
-            prompt = list(llm.tokenizer.encode(part))
-            turns = islice(HOWS, at % 9, None, 9) if count > 3 else (HOWS[10 * at],)
-            for how in turns:
-                found += differences(llm, model, [prompt], how, 24 if count > 3 else 8)
-    assert not found
+            excerpt = text[begin : begin + rng.randint(5, 300)]
+            prompt = list(llm.tokenizer.encode(excerpt))
+            turns = (
+                islice(SEARCH_OPTIONS, number % 9, None, 9)
+                if count > 3
+                else (SEARCH_OPTIONS[10 * number],)
+            )
+            for options in turns:
+                wrong += differences(
+                    llm, model, [prompt], options, 24 if count > 3 else 8
+                )
+    assert not wrong
 
 
 def texts(outputs: list[BeamSearchOutput]) -> list[tuple[str, float | None]]:
-    return [(one.text, one.cum_logprob) for out in outputs for one in out.sequences]
+    return [
+        (sequence.text, sequence.cum_logprob)
+        for out in outputs
+        for sequence in out.sequences
+    ]
 
 
 def test_a_search_gives_the_best_in_order_prompt_and_all(llm: LLM) -> None:
@@ -168,30 +186,32 @@ def test_a_search_gives_the_best_in_order_prompt_and_all(llm: LLM) -> None:
 @pytest.mark.long
 def test_searches_run_beside_samples_in_a_cache_that_is_short(folder: str) -> None:
     """Hits and preemptions change nothing, and neighbours get what they get alone."""
-    few = {**SETTINGS, "block_size": 4, "max_num_batched_tokens": 24}
-    few["max_model_len"] = 48
+    small = {**SETTINGS, "block_size": 4, "max_num_batched_tokens": 24}
+    small["max_model_len"] = 48
     params = BeamSearchParams(beam_width=4, max_tokens=10, ignore_eos=True)
     drawn = SamplingParams(max_tokens=24, seed=3, ignore_eos=True)
     prompts = ["abcabc", "abcabcd", "xyz", "abcabc"]
-    with LLM(folder, **few, num_gpu_blocks_override=300) as roomy:
-        due = texts(roomy.beam_search(prompts, params))
+    with LLM(folder, **small, num_gpu_blocks_override=300) as roomy:
+        expected = texts(roomy.beam_search(prompts, params))
         solo = roomy.generate(prompts, drawn)
-    with LLM(folder, **few, num_gpu_blocks_override=22) as llm:
+    with LLM(folder, **small, num_gpu_blocks_override=22) as llm:
         reasons = list[object]()
         turn = llm.worker.driver.record
         assert turn is None
         llm.worker.driver.record = _Noted(reasons)
         jobs = llm._make_checked_batch([*prompts], drawn, None)
         llm.frontend.submit(jobs.processors)
-        got = texts(llm.beam_search(prompts, params))
+        actual = texts(llm.beam_search(prompts, params))
         beside = [jobs.inbox.get().take() for _ in prompts]
-    assert [text for text, _ in got] == [text for text, _ in due]
-    assert sorted(one.outputs[0].text for one in beside) == sorted(
-        one.outputs[0].text for one in solo
+    assert [text for text, _ in actual] == [text for text, _ in expected]
+    assert sorted(output.outputs[0].text for output in beside) == sorted(
+        output.outputs[0].text for output in solo
     )
-    admitted = [one for one in reasons if isinstance(one, Admitted)]
-    assert any(one.hit for one in admitted if "/" in one.id), "beams hit their parents"
-    assert any(isinstance(one, Preempted) for one in reasons)
+    admitted = [reason for reason in reasons if isinstance(reason, Admitted)]
+    assert any(reason.hit for reason in admitted if "/" in reason.id), (
+        "beams hit their parents"
+    )
+    assert any(isinstance(reason, Preempted) for reason in reasons)
 
 
 class _Noted:
@@ -218,18 +238,21 @@ def test_a_journal_of_searches_replays(folder: str, tmp_path: Path) -> None:
         journal = read_journal(path)
         turns = [*journal.turns()]  # raises where they are decided otherwise
         submitted = [e.request for t in turns for e in t.events if isinstance(e, Submit)]
-        assert {one.id for one in submitted} >= {"0/0/0", "0/1/3", "1/11/0"}
-        found = replay_searches(turns)
-        assert [*found] == ["0", "1"]
+        assert {request.id for request in submitted} >= {"0/0/0", "0/1/3", "1/11/0"}
+        searches = replay_searches(turns)
+        assert [*searches] == ["0", "1"]
         for before in (turns, turns[:7]):  # their ids come again
-            assert replay_searches([*before, *turns]) == found
-        for search, output in zip(found.values(), outputs, strict=True):
+            assert replay_searches([*before, *turns]) == searches
+        for search, output in zip(searches.values(), outputs, strict=True):
             assert search.is_finished
-            due = [(one.cum_logprob, one.finish_reason) for one in output.sequences]
-            assert [(one.logprob, one.reason) for one in search.best(4)] == due
+            expected = [
+                (sequence.cum_logprob, sequence.finish_reason)
+                for sequence in output.sequences
+            ]
+            assert [(beam.logprob, beam.reason) for beam in search.best(4)] == expected
             size = len(output.request.prompt_token_ids)
-            tokens = [one.tokens[size:] for one in output.sequences]
-            assert redact or [one.tokens for one in search.best(4)] == tokens
+            tokens = [sequence.tokens[size:] for sequence in output.sequences]
+            assert redact or [beam.tokens for beam in search.best(4)] == tokens
 
 
 @pytest.mark.parametrize(
@@ -261,9 +284,9 @@ def test_what_cannot_be_searched_is_refused_before_anything_runs(folder: str) ->
             "abc", BeamSearchParams(beam_width=3, max_tokens=None, n=1)
         )
         assert all_that_fits.sequences[0].finish_reason in ("stop", "length")
-        several: Any = [BeamSearchParams(beam_width=2)]
+        params_list: Any = [BeamSearchParams(beam_width=2)]
         with pytest.raises(ParameterError, match="one for each prompt"):
-            llm.beam_search(["a", "b"], several)
+            llm.beam_search(["a", "b"], params_list)
         with pytest.raises(ParameterError, match="must be BeamSearchParams"):
             llm.beam_search(["a"], [SamplingParams()])  # type: ignore[list-item]
 
@@ -275,21 +298,21 @@ def test_as_many_candidates_as_log_probabilities_can_be_had() -> None:
 @pytest.mark.long
 def test_a_full_queue_and_a_drain_let_a_search_go_on(folder: str) -> None:
     """Only its first round is a new request; those that follow have its place."""
-    few = {**SETTINGS, "max_num_seqs": 4, "max_waiting": 1}
+    small = {**SETTINGS, "max_num_seqs": 4, "max_waiting": 1}
     params = BeamSearchParams(beam_width=4, max_tokens=10, ignore_eos=True)
     with LLM(folder, **SETTINGS, num_gpu_blocks_override=80) as roomy:
-        due = texts(roomy.beam_search("abc", params))
-    with LLM(folder, **few, num_gpu_blocks_override=80) as llm:
-        begun = threading.Event()
-        llm.frontend.after.append(begun.set)
-        found = list[BeamSearchOutput]()
+        expected = texts(roomy.beam_search("abc", params))
+    with LLM(folder, **small, num_gpu_blocks_override=80) as llm:
+        started = threading.Event()
+        llm.frontend.after.append(started.set)
+        outputs = list[BeamSearchOutput]()
         search = threading.Thread(
-            target=lambda: found.extend(llm.beam_search("abc", params))
+            target=lambda: outputs.extend(llm.beam_search("abc", params))
         )
         search.start()
-        assert begun.wait(30)
+        assert started.wait(30)
         assert llm.client.drain(30)
         search.join()
-        assert texts(found) == due
+        assert texts(outputs) == expected
         with pytest.raises(DrainingError):
             llm.beam_search("abc", params)

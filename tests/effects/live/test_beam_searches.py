@@ -26,15 +26,17 @@ PLACE = ((2.0,), 5, 0)
 
 def likely(prompt: tuple[int, ...], token: int) -> float:
     """A made-up model: a log-probability that depends on the last two tokens."""
-    weights = [1 + (prompt[-1] * 7 + prompt[-2] * 3 + at * 5) % 11 for at in range(VOCAB)]
+    weights = [
+        1 + (prompt[-1] * 7 + prompt[-2] * 3 + place * 5) % 11 for place in range(VOCAB)
+    ]
     return math.log(weights[token] / sum(weights))
 
 
-def requested(name: str = "s", most: int = 5, n: int = 2) -> SearchRequest:
+def requested(name: str = "s", max_tokens: int = 5, n: int = 2) -> SearchRequest:
     return SearchRequest(
         id=name,
         prompt=(1, 2, 3),
-        max_tokens=most,
+        max_tokens=max_tokens,
         n=n,
         stop_ids=frozenset({STOP}),
         width=WIDTH,
@@ -46,24 +48,26 @@ def requested(name: str = "s", most: int = 5, n: int = 2) -> SearchRequest:
 def searched(search: SearchRequest) -> list[tuple[tuple[int, ...], float]]:
     """What plain beam search finds, by the book: outputs and log-probabilities."""
     beams: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
-    done = list[tuple[tuple[int, ...], float]]()
+    ended = list[tuple[tuple[int, ...], float]]()
     for length in range(1, search.max_tokens + 1):
-        every = [
+        continued = [
             ((*out, token), total + likely(search.prompt + out, token))
             for out, total in beams
             for token in range(VOCAB)
         ]
-        every.sort(key=lambda one: -one[1])
+        continued.sort(key=lambda beam: -beam[1])
         last = length == search.max_tokens
-        best = every[: search.width]
-        done += [one for one in best if last or one[0][-1] == STOP]
-        done.sort(key=lambda one: -one[1] / len(one[0]))
-        done = done[: search.width]
-        beams = [one for one in every if one[0][-1] != STOP][: search.width]
-        worst = done[-1][1] / len(done[-1][0]) if len(done) == search.width else -math.inf
+        best = continued[: search.width]
+        ended += [beam for beam in best if last or beam[0][-1] == STOP]
+        ended.sort(key=lambda beam: -beam[1] / len(beam[0]))
+        ended = ended[: search.width]
+        beams = [beam for beam in continued if beam[0][-1] != STOP][: search.width]
+        worst = (
+            ended[-1][1] / len(ended[-1][0]) if len(ended) == search.width else -math.inf
+        )
         if beams[0][1] / length <= worst:
             break
-    return done
+    return ended
 
 
 @define(eq=False)
@@ -78,33 +82,35 @@ class Engine(Stub):
         self.came += requests
         self.rounds.append(tuple(requests))
 
-    def answer(self, **more: Any) -> TurnOutputs:
+    def answer(self, **changes: Any) -> TurnOutputs:
         """The news of a turn that ends all that is here, as one step would."""
-        some, self.came = self.came, []
-        self.served -= {one.id for one in some}
-        return evolve(answers(some), **more)
+        requests, self.came = self.came, []
+        self.served -= {request.id for request in requests}
+        return evolve(answers(requests), **changes)
 
 
-def answers(some: Iterable[Request]) -> TurnOutputs:
-    some = tuple(some)
-    places = {one.id: PLACE for one in some if not one.continues}
+def answers(requests: Iterable[Request]) -> TurnOutputs:
+    requests = tuple(requests)
+    places = {request.id: PLACE for request in requests if not request.continues}
     return TurnOutputs(
         time=8.0,
-        ids=tuple((one.id, 0) for one in some),
-        tokens=tuple((0,) for _ in some),
-        logprobs=tuple((beside(one),) for one in some),
-        finished=tuple(Finished(one.id, 0, "length", 1, cached=4) for one in some),
-        arrived=tuple(one.id for one in some),
+        ids=tuple((request.id, 0) for request in requests),
+        tokens=tuple((0,) for _ in requests),
+        logprobs=tuple((beside(request),) for request in requests),
+        finished=tuple(
+            Finished(request.id, 0, "length", 1, cached=4) for request in requests
+        ),
+        arrived=tuple(request.id for request in requests),
         places=places,
-        reasons=tuple(Admitted(one.id, 0, 0.5, 0, 3) for one in some),
+        reasons=tuple(Admitted(request.id, 0, 0.5, 0, 3) for request in requests),
     )
 
 
-def beside(one: Request) -> TokenLogprobs:
-    count = one.sampling.logprobs
+def beside(request: Request) -> TokenLogprobs:
+    count = request.sampling.logprobs
     assert count == WIDTH + 1
-    best = sorted(range(VOCAB), key=lambda token: -likely(one.prompt, token))[:count]
-    logprobs = tuple(likely(one.prompt, token) for token in best)
+    best = sorted(range(VOCAB), key=lambda token: -likely(request.prompt, token))[:count]
+    logprobs = tuple(likely(request.prompt, token) for token in best)
     return TokenLogprobs(best[0], logprobs[0], 1, tuple(best), logprobs)
 
 
@@ -135,32 +141,34 @@ def run(searches: BeamSearches, engine: Engine) -> TurnOutputs:
 
 
 def check_found(news: TurnOutputs, search: SearchRequest) -> None:
-    due = searched(search)[: search.n]
+    expected = searched(search)[: search.n]
     assert news.ids == tuple((search.id, i) for i in range(search.n))
-    assert news.tokens == tuple(tokens for tokens, _ in due)
-    for done, (tokens, total) in zip(news.finished, due, strict=True):
-        assert isinstance(done, BeamFinished)
-        assert (done.id, done.length) == (search.id, len(tokens))
-        assert done.reason == ("stop" if tokens[-1] == STOP else "length")
-        assert done.cum_logprob == pytest.approx(total)
-        assert done.cached == 4
+    assert news.tokens == tuple(tokens for tokens, _ in expected)
+    for end, (tokens, total) in zip(news.finished, expected, strict=True):
+        assert isinstance(end, BeamFinished)
+        assert (end.id, end.length) == (search.id, len(tokens))
+        assert end.reason == ("stop" if tokens[-1] == STOP else "length")
+        assert end.cum_logprob == pytest.approx(total)
+        assert end.cached == 4
 
 
-@pytest.mark.parametrize("most", [1, 2, 5, 9])
+@pytest.mark.parametrize("max_tokens", [1, 2, 5, 9])
 def test_its_sequences_are_those_of_plain_beam_search(
-    searches: BeamSearches, engine: Engine, most: int
+    searches: BeamSearches, engine: Engine, max_tokens: int
 ) -> None:
-    search = requested(most=most)
+    search = requested(max_tokens=max_tokens)
     searches.submit([search])
     check_found(run(searches, engine), search)
     assert engine.rounds[0][0].id == "s/0/0"
-    assert [one.id for one in engine.rounds[-1]][:1] == [f"s/{len(engine.rounds) - 1}/0"]
-    for one in (one for some in engine.rounds for one in some):
-        assert (one.max_tokens, one.root) == (1, search.root)
-        assert one.continuation.beam_round is not None
-    for some in engine.rounds[1:]:  # at the place of the first
-        assert [one.continuation.place for one in some] == [
-            (*PLACE[:2], at) for at in range(WIDTH)
+    assert [request.id for request in engine.rounds[-1]][:1] == [
+        f"s/{len(engine.rounds) - 1}/0"
+    ]
+    for request in (request for requests in engine.rounds for request in requests):
+        assert (request.max_tokens, request.root) == (1, search.root)
+        assert request.continuation.beam_round is not None
+    for requests in engine.rounds[1:]:  # at the place of the first
+        assert [request.continuation.place for request in requests] == [
+            (*PLACE[:2], index) for index in range(WIDTH)
         ]
 
 
@@ -168,10 +176,10 @@ def test_one_request_is_heard_of(searches: BeamSearches, engine: Engine) -> None
     searches.submit([requested()])
     first = outputs_of(searches.translate(engine.answer()))
     assert (first.arrived, first.ids, first.finished) == (("s",), (), ())
-    assert [(one.id, type(one)) for one in first.reasons] == [("s", Admitted)]
-    gone = Preempted("s/1/2", 0, ("x", 0), 4, 4)
-    other = Admitted("x", 0, 0.0, 0, 3)
-    answered = engine.answer(reasons=(gone, other))
+    assert [(reason.id, type(reason)) for reason in first.reasons] == [("s", Admitted)]
+    preempted = Preempted("s/1/2", 0, ("x", 0), 4, 4)
+    other_admitted = Admitted("x", 0, 0.0, 0, 3)
+    answered = engine.answer(reasons=(preempted, other_admitted))
     second = outputs_of(
         searches.translate(
             evolve(
@@ -184,7 +192,7 @@ def test_one_request_is_heard_of(searches: BeamSearches, engine: Engine) -> None
         )
     )
     assert second.arrived == ("x",)
-    assert second.reasons == (evolve(gone, id="s"), other)
+    assert second.reasons == (evolve(preempted, id="s"), other_admitted)
     assert (second.ids, second.tokens) == ((("x", 0),), ((9,),))
 
 
@@ -198,7 +206,7 @@ def test_cancelling_it_ends_what_runs_of_it(
     rounds = len(engine.rounds)
     # What the engine had done by then counts no more.
     news = outputs_of(searches.translate(engine.answer()))
-    ends = [(one.id, one.sample, one.reason) for one in news.finished]
+    ends = [(end.id, end.sample, end.reason) for end in news.finished]
     assert ends == [("s", 0, "cancelled"), ("s", 1, "cancelled")]
     assert len(engine.rounds) == rounds
     searches.submit([requested()])  # its id may come again
@@ -209,14 +217,14 @@ def test_a_beam_that_fails_ends_it_once_the_others_are_gone(
 ) -> None:
     searches.submit([requested()])
     searches.translate(engine.answer())
-    failed, *others = engine.came
+    failed, *remaining = engine.came
     broke = Finished(failed.id, 0, "error", 0, "its step failed")
     news = outputs_of(searches.translate(TurnOutputs(time=9.0, finished=(broke,))))
     assert not news.finished
-    assert engine.requested[-1] == ("cancel", *[one.id for one in others])
-    gone = tuple(Finished(one.id, 0, "cancelled", 0) for one in others)
-    news = outputs_of(searches.translate(TurnOutputs(time=9.0, finished=gone)))
-    ends = [(one.reason, one.error) for one in news.finished]
+    assert engine.requested[-1] == ("cancel", *[request.id for request in remaining])
+    cancelled = tuple(Finished(request.id, 0, "cancelled", 0) for request in remaining)
+    news = outputs_of(searches.translate(TurnOutputs(time=9.0, finished=cancelled)))
+    ends = [(end.reason, end.error) for end in news.finished]
     assert ends == [("error", "its step failed")] * 2
 
 
@@ -228,10 +236,10 @@ def test_ends_that_are_reported_while_others_are_read() -> None:
         reported: list[Any] = field(factory=list)
 
         def cancel(self, ids: Iterable[str]) -> frozenset[str]:
-            known = super().cancel(ids)
-            ends = tuple(Finished(name, 0, "cancelled", 0) for name in sorted(known))
+            cancelled = super().cancel(ids)
+            ends = tuple(Finished(name, 0, "cancelled", 0) for name in sorted(cancelled))
             self.reported += frontend.translate(TurnOutputs(time=9.0, finished=ends))
-            return known
+            return cancelled
 
     engine = Ending()
     frontend = BeamSearches(engine)
@@ -242,7 +250,7 @@ def test_ends_that_are_reported_while_others_are_read() -> None:
     assert not outputs_of(
         frontend.translate(TurnOutputs(time=9.0, finished=(broke,)))
     ).finished
-    ends = [(one.reason, one.error) for one in outputs_of(engine.reported).finished]
+    ends = [(end.reason, end.error) for end in outputs_of(engine.reported).finished]
     assert ends == [("error", "its step failed")] * 2
     assert not frontend.live
 
@@ -260,7 +268,7 @@ def test_a_model_without_numbers_is_an_error(
 def test_a_death_is_heard_of_once(searches: BeamSearches, engine: Engine) -> None:
     searches.submit([requested()])
     searches.translate(engine.answer())
-    ids = tuple(one.id for one in engine.came)
+    ids = tuple(request.id for request in engine.came)
     assert searches.translate(EngineDied(("x", *ids), "why")) == [
         EngineDied(("x", "s"), "why")
     ]
@@ -282,7 +290,7 @@ def test_a_round_that_is_refused_ends_it(searches: BeamSearches, engine: Engine)
     answered = engine.answer()
     engine.refusal = RequestError("s/1/0 is being served")
     news = outputs_of(searches.translate(answered))
-    assert {(one.reason, one.error) for one in news.finished} == {
+    assert {(end.reason, end.error) for end in news.finished} == {
         ("error", "s/1/0 is being served")
     }
 
@@ -309,8 +317,8 @@ def test_it_goes_on_when_its_engine_is_another() -> None:
         remote.connect(sent.append)
         remote.receive(wire.EngineReady("cpu", 9, b"print"))
 
-    def carry(some: Sequence[Request]) -> None:
-        answered = answers(some)
+    def carry(requests: Sequence[Request]) -> None:
+        answered = answers(requests)
         remote.receive(
             wire.ApiServerOutputs(
                 time=answered.time,
@@ -326,15 +334,15 @@ def test_it_goes_on_when_its_engine_is_another() -> None:
     link()
     searches.submit([requested()])
     for lost in range(20):
-        if any(one.finished for one in heard):
+        if any(message.finished for message in heard):
             break
-        some = sent[-1].requests
+        requests = sent[-1].requests
         if lost in (1, 3):
             remote.disconnect()
             link()
-            some = [one.request for one in sent[-1].resumed]
-            assert all(not one.continues for one in some)
-            assert all("#" in one.id for one in some)
+            requests = [entry.request for entry in sent[-1].resumed]
+            assert all(not request.continues for request in requests)
+            assert all("#" in request.id for request in requests)
         remote.draining = True  # rounds are no new requests
-        carry(some)
+        carry(requests)
     check_found(heard[-1], requested())

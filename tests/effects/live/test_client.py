@@ -68,14 +68,21 @@ def test_messages_are_frozen_and_plain(
     assert death == EngineDied(
         ("9",), "the engine broke: ZeroDivisionError('division by zero')"
     )
-    assert {type(one) for one in news} == {TurnOutputs}
-    reasons = [r for one in news if isinstance(one, TurnOutputs) for r in one.reasons]
-    assert {type(one) for one in reasons} >= {Admitted, QueueBlocked, Preempted}
-    assert {type(one) for one in reasons} <= {Admitted, QueueBlocked, Preempted, Missed}
-    for one in (*messages, *snapshots):
-        assert is_plain(one), one
+    assert {type(message) for message in news} == {TurnOutputs}
+    reasons = [
+        r for message in news if isinstance(message, TurnOutputs) for r in message.reasons
+    ]
+    assert {type(reason) for reason in reasons} >= {Admitted, QueueBlocked, Preempted}
+    assert {type(reason) for reason in reasons} <= {
+        Admitted,
+        QueueBlocked,
+        Preempted,
+        Missed,
+    }
+    for record in (*messages, *snapshots):
+        assert is_plain(record), record
         with pytest.raises(attrs.exceptions.FrozenInstanceError):
-            one.time = 0.0  # type: ignore[misc, union-attr]  # the point
+            record.time = 0.0  # type: ignore[misc, union-attr]  # the point
 
 
 def test_log_probabilities_are_part_of_the_news() -> None:
@@ -90,14 +97,16 @@ def test_log_probabilities_are_part_of_the_news() -> None:
     assert all(map(is_plain, news))
     reported = [
         beside
-        for one in news
-        if isinstance(one, TurnOutputs) and one.logprobs
-        for name, row in zip(one.ids, one.logprobs, strict=True)
+        for message in news
+        if isinstance(message, TurnOutputs) and message.logprobs
+        for name, row in zip(message.ids, message.logprobs, strict=True)
         for beside in row
         if name == ("0", 0)
     ]
-    found = [next(iter(by_id.values())) for by_id in outputs[0].outputs[0].logprobs or ()]
-    assert [one.logprob for one in reported] == [one.logprob for one in found]
+    expected = [
+        next(iter(by_id.values())) for by_id in outputs[0].outputs[0].logprobs or ()
+    ]
+    assert [entry.logprob for entry in reported] == [entry.logprob for entry in expected]
 
 
 @pytest.mark.long

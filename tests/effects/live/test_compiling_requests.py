@@ -38,9 +38,9 @@ def ask(name: str, regex: str = "") -> Request:
 
 @pytest.fixture
 def compiler() -> Iterator[Compiler]:
-    made = Compiler()
-    yield made
-    made.go.set()
+    opened = Compiler()
+    yield opened
+    opened.go.set()
 
 
 @pytest.fixture
@@ -56,12 +56,12 @@ def compiling(grammars: Grammars) -> CompilingRequests:
 def wait(
     compiling: CompilingRequests,
     requests: Sequence[Request],
-    then: Callable[[list[str]], object],
+    callback: Callable[[list[str]], object],
 ) -> bool:
     """Have live requests wait."""
-    for one in requests:
-        compiling.live.add(one)
-    return compiling.wait_for_grammars(requests, then)
+    for request in requests:
+        compiling.live.add(request)
+    return compiling.wait_for_grammars(requests, callback)
 
 
 def test_who_needs_no_grammar_does_not_wait(compiling: CompilingRequests) -> None:
@@ -74,17 +74,17 @@ def test_requests_of_a_batch_wait_for_each_other(
     compiling: CompilingRequests, compiler: Compiler, regex: str
 ) -> None:
     reported = list[list[str]]()
-    done = threading.Event()
+    finished = threading.Event()
 
     def then(ids: list[str]) -> None:
         reported.append(ids)
-        done.set()
+        finished.set()
 
     batch = (ask("a"), ask("b", regex), ask("c", "y"))
     assert wait(compiling, batch, then)
     assert len(compiling) == 3
     compiler.go.set()
-    assert done.wait(5)
+    assert finished.wait(5)
     assert reported == [["a", "b", "c"]]
     assert compiling.release(["b", "unknown", "a"]) == [batch]
     assert not len(compiling)
@@ -97,7 +97,7 @@ def test_who_is_released_early_takes_its_batch_along(
     wait(compiling, [ask("a", "x"), ask("b")], print)
     wait(compiling, [ask("c", "x")], print)
     (batch,) = compiling.release(["b"])
-    assert [one.id for one in batch] == ["a", "b"]
+    assert [request.id for request in batch] == ["a", "b"]
     assert len(compiling) == 1
 
 

@@ -76,14 +76,14 @@ class Eleven(NoMasks):
         self.forgotten += samples
 
 
-def request(name: str, **more: Any) -> Request:
-    return Request(id=name, prompt=(3, len(name)), max_tokens=6, **more)
+def request(name: str, **settings: Any) -> Request:
+    return Request(id=name, prompt=(3, len(name)), max_tokens=6, **settings)
 
 
 def serve(driver: Driver, *requests: Request) -> dict[str, list[int]]:
     out = defaultdict[str, list[int]](list)
-    for one in requests:
-        driver.post(Submit(one))
+    for request in requests:
+        driver.post(Submit(request))
     while driver.busy:
         for command in driver.turn().commands:
             if isinstance(command, Emit):
@@ -108,7 +108,9 @@ def test_masks_are_requested_once_a_step_is_launched(depth: int) -> None:
     tokens = serve(driver, request("a", needs_host_mask=True), request("bb"))
     assert tokens["a"] == [11] * 6
     assert tokens["bb"] == serve(Driver(config, Noting()), request("bb"))["bb"]
-    assert [one.step for one in executor.reported] == [plan.step for plan in requested]
+    assert [report.step for report in executor.reported] == [
+        plan.step for plan in requested
+    ]
     assert all(plan.deferred for plan in requested)
     assert len(requested) == 6
     assert set(masks.forgotten) == {("a", 0), ("bb", 0)}
@@ -128,7 +130,7 @@ def test_a_late_mask_holds_back_no_step_but_its_own() -> None:
     assert executor.requested[-1] == "launch 3"
     masks.say()
     driver.turn()
-    assert [one.step for one in executor.reported] == [0, 2]
+    assert [report.step for report in executor.reported] == [0, 2]
 
 
 def test_who_makes_masks_can_end_a_sample_before_its_token_counts() -> None:
@@ -139,9 +141,9 @@ def test_who_makes_masks_can_end_a_sample_before_its_token_counts() -> None:
     driver.post(Submit(request("bb")))
     driver.turn()
     masks.say(Finish("a", 0, 0, "error", "it cannot go on"))
-    emits = [one for one in driver.turn().commands if isinstance(one, Emit)]
-    ended = [done for emit in emits for done in emit.finished]
-    assert [(one.reason, one.error, one.length) for one in ended] == [
+    emits = [command for command in driver.turn().commands if isinstance(command, Emit)]
+    ended = [end for emit in emits for end in emit.finished]
+    assert [(end.reason, end.error, end.length) for end in ended] == [
         ("error", "it cannot go on", 0)
     ]
     reported = {name: tokens for emit in emits for (name, _), tokens in _pairs(emit)}
@@ -162,7 +164,9 @@ def test_masks_of_steps_that_failed_are_not_waited_for() -> None:
     masks.say()
     driver.turn()  # step 0 went well, step 2 waits for its mask
     driver.turn()  # step 1 fails, and with it step 2
-    assert [one.plan.step for one in driver.deferred.steps] == [masks.requested[-1].step]
+    assert [deferred_step.plan.step for deferred_step in driver.deferred.steps] == [
+        masks.requested[-1].step
+    ]
     assert masks.requested[-1].step > 2
 
 
@@ -180,7 +184,7 @@ def test_without_masks_deferred_rows_draw_what_they_would() -> None:
     solo = serve(Driver(CONFIG, Noting()), request("a"))
     executor = Noting()
     assert serve(Driver(CONFIG, executor), bound) == solo
-    assert {one.masks for one in executor.reported} == {()}
+    assert {report.masks for report in executor.reported} == {()}
 
 
 def test_the_dry_executor_has_deferred_sampling_too() -> None:

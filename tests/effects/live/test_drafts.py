@@ -58,18 +58,20 @@ class Loop(Driver):
         self.steps = 0
 
     def turn(self, before: Any = None) -> Transition:
-        was = self.state
-        done = super().turn(before)
+        previous = self.state
+        transition = super().turn(before)
         self.steps += sum(isinstance(event, Executed) for event in self.last_events)
-        self.tally = self.tally.plus(tally_of(sample_drafts(was, self.last_events, done)))
-        assert not done.reasons or not any(
-            type(one).__name__ == "Ignored" for one in done.reasons
+        self.tally = self.tally.plus(
+            tally_of(sample_drafts(previous, self.last_events, transition))
         )
-        for command in done.commands:
+        assert not transition.reasons or not any(
+            type(reason).__name__ == "Ignored" for reason in transition.reasons
+        )
+        for command in transition.commands:
             if isinstance(command, Emit):
                 for name, tokens in zip(command.ids, command.tokens, strict=True):
                     self.out.setdefault(name, []).extend(tokens)
-        return done
+        return transition
 
     def proposals(self) -> list[Propose]:
         return [event for event in self.last_events if isinstance(event, Propose)]
@@ -80,15 +82,15 @@ class Loop(Driver):
         return self
 
 
-def request(name: str, prompt: int = 20, output: int = 60, **more: Any) -> Request:
+def request(name: str, prompt: int = 20, output: int = 60, **settings: Any) -> Request:
     tokens = tuple(Random(name).choices(range(VOCAB), k=prompt))
-    return Request(id=name, prompt=tokens, max_tokens=output, **more)
+    return Request(id=name, prompt=tokens, max_tokens=output, **settings)
 
 
-def run(config: EngineConfig, proposer: Proposer | None, *wanted: Request) -> Loop:
+def run(config: EngineConfig, proposer: Proposer | None, *requests: Request) -> Loop:
     loop = Loop(config, proposer)
-    for one in wanted:
-        loop.post(Submit(one))
+    for submitted in requests:
+        loop.post(Submit(submitted))
     return loop.finish()
 
 
@@ -96,17 +98,17 @@ def run(config: EngineConfig, proposer: Proposer | None, *wanted: Request) -> Lo
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_answers_are_those_without_in_fewer_steps(depth: int, adaptive: bool) -> None:
     costs = Costs(((4, 1.0), (16, 1.05), (32, 1.2)))
-    how = evolve(HOW, adaptive=adaptive, costs=costs)
-    wanted = [
+    spec_config = evolve(HOW, adaptive=adaptive, costs=costs)
+    requests = [
         request("a"),
         request("b", n=2),
         request("c", stop_ids=frozenset({1})),
         request("d", 1, 30),
         request("e", 7, 50),
     ]
-    plain = run(evolve(PLAIN, depth=depth), None, *wanted)
-    config = evolve(CONFIG, depth=depth, speculation=how)
-    with_drafts = run(config, Lookup(min_match=2), *wanted)
+    plain = run(evolve(PLAIN, depth=depth), None, *requests)
+    config = evolve(CONFIG, depth=depth, speculation=spec_config)
+    with_drafts = run(config, Lookup(min_match=2), *requests)
     assert with_drafts.out == plain.out
     assert with_drafts.steps < plain.steps
     assert 0 < sum(with_drafts.tally.accepted) < sum(with_drafts.tally.proposed)
@@ -147,9 +149,9 @@ class Always(Proposer):
 @pytest.mark.long
 def test_while_nothing_comes_of_proposals_they_are_made_in_fewer_turns() -> None:
     costs = Costs(((1, 1.0), (2, 90.0)))  # no draft can pay
-    how = evolve(HOW, adaptive=True, costs=costs)
+    spec_config = evolve(HOW, adaptive=True, costs=costs)
     asking = Always()
-    loop = run(evolve(CONFIG, speculation=how), asking, request("a", 5, 600))
+    loop = run(evolve(CONFIG, speculation=spec_config), asking, request("a", 5, 600))
     assert not loop.tally.rows
     rounds = 600 / MAX_SKIPPED_TURNS + 2 * MAX_SKIPPED_TURNS.bit_length()
     assert 5 < asking.requested < rounds
@@ -171,9 +173,9 @@ def test_a_prompt_is_read_a_part_a_turn() -> None:
 
 def test_in_steps_of_many_rows_no_drafts_are_requested() -> None:
     asking = Always()
-    how = evolve(HOW, rows=1)
-    wanted = request("a", 5, 20), request("b", 5, 20)
-    run(evolve(CONFIG, speculation=how), asking, *wanted)
+    spec_config = evolve(HOW, rows=1)
+    requests = request("a", 5, 20), request("b", 5, 20)
+    run(evolve(CONFIG, speculation=spec_config), asking, *requests)
     assert not asking.requested
 
 
@@ -196,12 +198,12 @@ def test_what_was_discarded_is_read_anew() -> None:
                 return self.fail("boom", halfway=True)
             return super().collect()
 
-    wanted = request("a"), request("b", n=2)
-    plain = run(PLAIN, None, *wanted)
+    requests = request("a"), request("b", n=2)
+    plain = run(PLAIN, None, *requests)
     loop = Loop(CONFIG, Lookup(min_match=2))
     loop.deferred.executor = Failing(4, VOCAB)
-    for one in wanted:
-        loop.post(Submit(one))
+    for submitted in requests:
+        loop.post(Submit(submitted))
     loop.finish()
     assert loop.out == plain.out
     assert loop.tally.rate > 0
@@ -210,8 +212,10 @@ def test_what_was_discarded_is_read_anew() -> None:
 def test_who_gives_way_is_read_on_where_it_was() -> None:
     tight = evolve(CONFIG, num_blocks=14, max_model_len=50)
     plain = evolve(tight, speculation=None)
-    wanted = [request(name, 8, 40) for name in "abcd"]
-    assert run(tight, Lookup(min_match=2), *wanted).out == run(plain, None, *wanted).out
+    requests = [request(name, 8, 40) for name in "abcd"]
+    assert (
+        run(tight, Lookup(min_match=2), *requests).out == run(plain, None, *requests).out
+    )
 
 
 @pytest.mark.long
@@ -228,13 +232,13 @@ def test_who_is_let_in_may_give_way_within_the_turn(seeds: range) -> None:
             max_num_batched_tokens=rng.randrange(8, 24),
             max_num_seqs=rng.randrange(2, 8),
         )
-        wanted = [
+        requests = [
             request(f"{seed} {i}", rng.randrange(3, 20), rng.randrange(5, 24))
             for i in range(8)
         ]
         plain = evolve(tight, speculation=None)
-        found = run(tight, Lookup(min_match=2), *wanted)
-        assert found.out == run(plain, None, *wanted).out
+        loop = run(tight, Lookup(min_match=2), *requests)
+        assert loop.out == run(plain, None, *requests).out
 
 
 def test_who_is_cancelled_is_forgotten() -> None:
@@ -251,20 +255,20 @@ def test_who_is_cancelled_is_forgotten() -> None:
 def test_drafts_are_launched_with_tokens_behind_what_is_known() -> None:
     loop = Loop(CONFIG, Lookup(min_match=2))
     loop.post(Submit(request("a")))
-    seen = 0
+    num_drafts = 0
     while loop.busy:
-        known = dict(
+        lengths = dict(
             zip(loop.state.running.run_ids, loop.state.running.known, strict=True)
         )
-        done = loop.turn()
-        for command in done.commands:
+        transition = loop.turn()
+        for command in transition.commands:
             if isinstance(command, Execute):
                 for draft in command.plan.drafts:
                     gen = command.plan.run_ids[draft.index]
-                    assert command.plan.starts[draft.index] >= known[gen]
+                    assert command.plan.starts[draft.index] >= lengths[gen]
                     assert (
                         len(draft.tokens)
                         == command.plan.num_scheduled_tokens[draft.index] - 1
                     )
-                    seen += 1
-    assert seen > 5
+                    num_drafts += 1
+    assert num_drafts > 5

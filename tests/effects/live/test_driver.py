@@ -93,12 +93,12 @@ def test_results_come_before_what_was_posted_in_its_order() -> None:
 
 def test_it_is_busy_until_all_is_served() -> None:
     driver = Driver(CONFIG, Oracle(4, 100))
-    seen = [driver.busy]
+    busy = [driver.busy]
     driver.post(ask())
     while driver.busy:
-        seen.append(driver.busy)
+        busy.append(driver.busy)
         driver.turn()
-    assert seen == [False, *[True] * driver.turns]
+    assert busy == [False, *[True] * driver.turns]
     assert driver.turns > 3
     assert not driver.state.requests
 
@@ -123,7 +123,7 @@ def test_it_knows_when_to_come_back() -> None:
 
 @pytest.mark.parametrize("on", [True, False])
 def test_the_collector_is_as_it_was_afterwards(on: bool) -> None:
-    was = gc.isenabled()
+    was_enabled = gc.isenabled()
     try:
         (gc.enable if on else gc.disable)()
         with contextlib.suppress(KeyError), paused_collector():
@@ -131,13 +131,13 @@ def test_the_collector_is_as_it_was_afterwards(on: bool) -> None:
             raise KeyError
         assert gc.isenabled() == on
     finally:
-        (gc.enable if was else gc.disable)()
+        (gc.enable if was_enabled else gc.disable)()
 
 
 def test_threads_take_turns_sooner_while_the_loop_runs() -> None:
-    was = sys.getswitchinterval()
+    interval = sys.getswitchinterval()
     with short_switch_interval():
         with short_switch_interval():  # another engine's
             assert sys.getswitchinterval() == pytest.approx(SWITCH_SECONDS)
         assert sys.getswitchinterval() == pytest.approx(SWITCH_SECONDS)
-    assert sys.getswitchinterval() == was
+    assert sys.getswitchinterval() == interval

@@ -39,9 +39,9 @@ class Ordered(Eleven):
     """Notes when masks are begun, among what the executor is asked."""
 
     def begin(self, plan: Plan, state: EngineState) -> "Future[StepMasks]":
-        begun = super().begin(plan, state)
+        future = super().begin(plan, state)
         self.executor.requested.append(f"begin {plan.step}")
-        return begun
+        return future
 
 
 def ahead(depth: int, *, late_masks: bool = True) -> EngineConfig:
@@ -58,18 +58,22 @@ def followed(requested: list[Plan], gen: int) -> list[tuple[int, int]]:
 def test_a_row_is_one_token_ahead_of_its_masks(depth: int) -> None:
     executor = Watching()
     masks = Ordered(executor)
-    wanted = request("a", needs_host_mask=True), request("bb")
-    tokens = serve(Driver(ahead(depth), executor, masks=masks), *wanted)
+    requests = request("a", needs_host_mask=True), request("bb")
+    tokens = serve(Driver(ahead(depth), executor, masks=masks), *requests)
     assert tokens["a"] == [11] * 6
     assert len(masks.requested) == 6
-    at = executor.requested.index
+    position = executor.requested.index
     gen = masks.requested[0].run_ids[masks.requested[0].deferred[0]]
     for last, step in followed(masks.requested, gen):
         # It feeds itself with what the last step drew, and its mask knows that token.
-        assert at(f"begin {last}") < at(f"sample {last}") < at(f"launch {step}")
-        assert at(f"launch {step}") < at(f"begin {step}")
-        assert at(f"collect {last}") < at(f"begin {step}")
-        assert (at(f"launch {step}") < at(f"collect {last}")) == (depth > 1)
+        assert (
+            position(f"begin {last}")
+            < position(f"sample {last}")
+            < position(f"launch {step}")
+        )
+        assert position(f"launch {step}") < position(f"begin {step}")
+        assert position(f"collect {last}") < position(f"begin {step}")
+        assert (position(f"launch {step}") < position(f"collect {last}")) == (depth > 1)
 
 
 def test_masks_are_made_while_the_forward_runs_that_they_are_for() -> None:
@@ -89,7 +93,7 @@ def test_without_late_masks_no_row_is_ahead() -> None:
     driver = Driver(ahead(2, late_masks=False), executor, masks=Ordered(executor))
     serve(driver, evolve(request("a", needs_host_mask=True), max_tokens=2))
     once = ("launch {0}", "begin {0}", "sample {0}", "collect {0}")
-    assert executor.requested == [one.format(step) for step in range(2) for one in once]
+    assert executor.requested == [call.format(step) for step in range(2) for call in once]
 
 
 def test_a_step_waits_for_the_masks_of_rows_that_it_feeds_and_of_no_others() -> None:
@@ -109,12 +113,12 @@ def test_a_step_waits_for_the_masks_of_rows_that_it_feeds_and_of_no_others() -> 
     driver.post(Pause("a", 0, paused=False))
     masks.say()
     driver.turn()  # collects 2, for which the mask has to be there
-    assert [one.step for one in executor.reported] == [2]
+    assert [report.step for report in executor.reported] == [2]
     assert executor.requested[-2:] == ["launch 4", "begin 4"]  # with both
     masks.say()
     driver.turn()  # collects 3; 5 feeds what 4 drew
     assert executor.requested[-3:] == ["collect 3", "sample 4", "launch 5"]
-    assert [one.plan.step for one in driver.deferred.steps] == [5]
+    assert [deferred_step.plan.step for deferred_step in driver.deferred.steps] == [5]
     assert driver.deferred.steps[0].masks is None  # as the token of 4 is not known
 
 
@@ -126,14 +130,19 @@ def test_a_step_that_feeds_a_row_beside_one_that_is_ahead_is_held() -> None:
     driver.turn()  # launches 0 and 1; the second is ahead
     driver.post(Submit(request("bb", needs_host_mask=True)))
     driver.turn()  # collects 0, and plans 2 with both, and 3 with "bb" alone
-    both, solo = driver.state.inflight[1:]
-    assert (len(both.run_ids), both.step) == (2, 2)
-    assert solo.run_ids == both.run_ids[1:]
+    shared, solo = driver.state.inflight[1:]
+    assert (len(shared.run_ids), shared.step) == (2, 2)
+    assert solo.run_ids == shared.run_ids[1:]
     assert executor.requested[-1] == "launch 2"  # whose masks await the token of 1
     assert list(driver.deferred.unlaunched) == [solo]
     driver.turn()
-    at = executor.requested.index
-    assert at("collect 1") < at("begin 2") < at("sample 2") < at("launch 3")
+    position = executor.requested.index
+    assert (
+        position("collect 1")
+        < position("begin 2")
+        < position("sample 2")
+        < position("launch 3")
+    )
     assert not driver.deferred.unlaunched
 
 
@@ -144,10 +153,10 @@ def test_a_step_that_is_held_when_one_before_it_fails_is_never_launched() -> Non
     driver.turn()
     driver.post(Submit(request("bb", needs_host_mask=True)))
     driver.turn()
-    (held,) = driver.deferred.unlaunched
+    (waiting,) = driver.deferred.unlaunched
     tokens = serve(driver)
     assert executor.failed
-    assert f"launch {held.step}" not in executor.requested
+    assert f"launch {waiting.step}" not in executor.requested
     assert len(driver.state.requests) == 0
     assert tokens["bb"] == [11] * 6
 
@@ -155,15 +164,15 @@ def test_a_step_that_is_held_when_one_before_it_fails_is_never_launched() -> Non
 @pytest.mark.parametrize("depth", [2, 3])
 @pytest.mark.parametrize("failing", [0, 1, 2, 3])
 def test_tokens_are_the_same_if_a_step_fails_on_the_way(depth: int, failing: int) -> None:
-    wanted = [
+    requests = [
         request("a", needs_host_mask=True),
         request("bb"),
         request("ccc", needs_host_mask=True),
     ]
-    expected = serve(by_position(Noting(), ahead(depth)), *wanted)
+    expected = serve(by_position(Noting(), ahead(depth)), *requests)
     executor = FailsAt(failing)
     driver = by_position(executor, ahead(depth))
-    assert serve(driver, *wanted) == expected
+    assert serve(driver, *requests) == expected
     assert executor.failed
     assert not driver.deferred.steps
 
@@ -191,8 +200,11 @@ def by_position(executor: Noting, config: EngineConfig, *, late: bool = False) -
             (i, plan.starts[i] + plan.num_scheduled_tokens[i]) for i in plan.deferred
         ]
         return tuple(
-            Mask(i, (1 << at % VOCAB | 1 << 3 * at % VOCAB).to_bytes(5, "little"))
-            for i, at in places
+            Mask(
+                i,
+                (1 << position % VOCAB | 1 << 3 * position % VOCAB).to_bytes(5, "little"),
+            )
+            for i, position in places
         )
 
     return Driver(config, executor, masks=MasksBy(masks, late=late))
@@ -200,12 +212,14 @@ def by_position(executor: Noting, config: EngineConfig, *, late: bool = False) -
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("more", [{}, {"num_blocks": 7}, {"max_num_batched_tokens": 4}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_blocks": 7}, {"max_num_batched_tokens": 4}]
+)
 def test_being_ahead_changes_no_token(
-    depth: int, late: bool, more: dict[str, Any]
+    depth: int, late: bool, settings: dict[str, Any]
 ) -> None:
     warm = SamplingParams(temperature=1.0)
-    wanted = [
+    requests = [
         evolve(
             request("x" * i, needs_host_mask=i % 3 > 0, seed=i),
             sampling=warm,
@@ -213,9 +227,11 @@ def test_being_ahead_changes_no_token(
         )
         for i in range(1, 7)
     ]
-    wanted[0] = evolve(wanted[0], stop_ids=frozenset(range(0, VOCAB, 7)))  # it may end
-    expected = serve(by_position(Noting(), CONFIG), *wanted)
-    driver = by_position(Noting(), evolve(ahead(depth), **more), late=late)
-    assert serve(driver, *wanted) == expected
-    assert {len(expected[one.id]) for one in wanted[1:]} == {9}
+    requests[0] = evolve(
+        requests[0], stop_ids=frozenset(range(0, VOCAB, 7))
+    )  # it may end
+    expected = serve(by_position(Noting(), CONFIG), *requests)
+    driver = by_position(Noting(), evolve(ahead(depth), **settings), late=late)
+    assert serve(driver, *requests) == expected
+    assert {len(expected[request.id]) for request in requests[1:]} == {9}
     assert not driver.deferred.steps

@@ -60,7 +60,7 @@ def engine_thread(llm: LLM) -> threading.Thread | None:
 @pytest.mark.long
 def test_a_real_interrupt_cancels_all_and_the_llm_goes_on(folder: str) -> None:
     with LLM(folder, **SLOW) as llm:
-        wanted = llm.generate([1, 2], GREEDY)[0].outputs[0].token_ids
+        expected = llm.generate([1, 2], GREEDY)[0].outputs[0].token_ids
         main = threading.main_thread().ident
         assert main is not None
         timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
@@ -69,7 +69,7 @@ def test_a_real_interrupt_cancels_all_and_the_llm_goes_on(folder: str) -> None:
             llm.generate([[5, 6], [7, 8]], ENDLESS)
         timer.join()
         assert not llm.frontend.processors
-        assert llm.generate([1, 2], GREEDY)[0].outputs[0].token_ids == wanted
+        assert llm.generate([1, 2], GREEDY)[0].outputs[0].token_ids == expected
         assert llm.worker.driver.state.blocks.available == 2000
 
 
@@ -127,17 +127,17 @@ def test_who_hears_that_the_program_ends_does_not_hold_up_other_callers(
     folder: str, serving: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """These may hold what it waits for: else they would wait for each other."""
-    came: list[bool] = []
+    returned: list[bool] = []
     died = threading.Event()
     with LLM(folder, executor="oracle", **SLOW) as llm:
 
         def hear(message: EngineMessage) -> None:
             if isinstance(message, EngineDied):
                 assert message.ids == ("a",)
-                other = threading.Thread(target=llm.client.cancel, args=(["a"],))
-                other.start()
-                other.join(1)
-                came.append(not other.is_alive())
+                canceller = threading.Thread(target=llm.client.cancel, args=(["a"],))
+                canceller.start()
+                canceller.join(1)
+                returned.append(not canceller.is_alive())
                 died.set()
 
         llm.client.listen(hear)
@@ -148,7 +148,7 @@ def test_who_hears_that_the_program_ends_does_not_hold_up_other_callers(
             llm.client.submit([request("a")])
         assert died.wait(10)
         monkeypatch.undo()
-    assert came == [True]
+    assert returned == [True]
 
 
 @pytest.mark.long
@@ -258,9 +258,9 @@ def test_outputs_come_in_the_order_of_the_batch(folder: str) -> None:
     with LLM(folder, executor="oracle", num_gpu_blocks_override=2000) as llm:
         outputs = llm.generate([[i] for i in range(3, 12)], GREEDY)
         stream = llm.stream([[i] for i in range(3, 12)], GREEDY)
-        came = [next(stream).request_id for _ in outputs]
+        request_ids = [next(stream).request_id for _ in outputs]
         stream.close()
-    assert came == [str(9 + i) for i in range(9)]
+    assert request_ids == [str(9 + i) for i in range(9)]
 
 
 # --- what a client may ask for ----------------------------------------------------------
@@ -305,17 +305,17 @@ def listened(llm: LLM) -> list[EngineMessage]:
 
 
 def tokens_of(messages: list[EngineMessage], name: str) -> tuple[int, ...]:
-    found: tuple[int, ...] = ()
+    collected: tuple[int, ...] = ()
     for news in messages:
         assert isinstance(news, TurnOutputs)
         for sample, tokens in zip(news.ids, news.tokens, strict=True):
-            found += tokens if sample == (name, 0) else ()
-    return found
+            collected += tokens if sample == (name, 0) else ()
+    return collected
 
 
 def ends_of(messages: list[EngineMessage]) -> dict[str, Finished]:
-    news = [one for one in messages if isinstance(one, TurnOutputs)]
-    return {done.id: done for one in news for done in one.finished}
+    news = [message for message in messages if isinstance(message, TurnOutputs)]
+    return {end.id: end for message in news for end in message.finished}
 
 
 def test_a_request_goes_on_after_what_it_had(folder: str) -> None:
@@ -323,13 +323,13 @@ def test_a_request_goes_on_after_what_it_had(folder: str) -> None:
         messages = listened(llm)
         llm.client.submit([request("whole")])
         settle(llm)
-        whole = tokens_of(messages, "whole")
-        assert len(whole) == 20
+        expected = tokens_of(messages, "whole")
+        assert len(expected) == 20
         for had in (1, 7, 19):
             name = f"after {had}"
-            llm.client.submit([request(name, output=whole[:had])])
+            llm.client.submit([request(name, output=expected[:had])])
             settle(llm)
-            assert tokens_of(messages, name) == whole[had:]
+            assert tokens_of(messages, name) == expected[had:]
             assert ends_of(messages)[name].length == 20
 
 
@@ -345,8 +345,8 @@ def test_a_sample_is_finished_at_a_length(folder: str) -> None:
         recorded = llm.worker.driver.record = Seen()
         llm.client.submit([request("a", 5000)])
         settle(llm)
-    done = ends_of(messages)["a"]
-    assert (done.reason, done.length) == ("stop", 1)
+    end = ends_of(messages)["a"]
+    assert (end.reason, end.length) == ("stop", 1)
     events = [event for turn in recorded for event in turn.events]
     requested = [event for event in events if isinstance(event, Finish)]
     assert {event.id for event in requested} == {"a"}
@@ -363,7 +363,7 @@ def test_cancelling_says_who_was_served(folder: str) -> None:
         assert not llm.client.cancel(["a", "b"])
         events = [event for turn in recorded for event in turn.events]
     assert {event.id for event in events if isinstance(event, Cancel)} == {"a", "b"}
-    reasons = {done.reason for done in ends_of(messages).values()}
+    reasons = {end.reason for end in ends_of(messages).values()}
     assert reasons == {"cancelled"}
 
 
@@ -387,11 +387,11 @@ def test_a_snapshot_is_how_things_are(folder: str) -> None:
         assert (idle.blocks, idle.blocks_free, idle.dead) == (2000, 2000, "")
         assert not idle.waiting_for
         assert not idle.stalled
-        seen = []
-        llm.frontend.after.append(lambda: seen.append(llm.client.snapshot()))
+        snapshots = []
+        llm.frontend.after.append(lambda: snapshots.append(llm.client.snapshot()))
         llm.generate([[1], [2], [3]], GREEDY)
         settle(llm)
-        busy, last = seen[1], llm.client.snapshot()
+        busy, last = snapshots[1], llm.client.snapshot()
     assert (busy.requests, busy.running, busy.waiting) == (3, 1, 2)
     assert busy.waiting_for == {"rows": 1, "turn": 1}
     assert busy.blocks_free < 2000
@@ -443,17 +443,17 @@ def test_an_admission_is_reported_once_and_before_the_step_that_runs_it(
         executor.launch = launched
         llm.client.submit([request("a", 3), request("b", 3)])
         settle(llm)
-    news = [one for one in heard if isinstance(one, TurnOutputs)]
-    assert [one.arrived for one in news if one.arrived] == [("a", "b")]
+    news = [message for message in heard if isinstance(message, TurnOutputs)]
+    assert [message.arrived for message in news if message.arrived] == [("a", "b")]
     starts = [
-        (at, reason.id)
-        for at, one in enumerate(news)
-        for reason in one.reasons
+        (index, reason.id)
+        for index, message in enumerate(news)
+        for reason in message.reasons
         if isinstance(reason, Admitted)
     ]
     assert [name for _, name in starts] == ["a", "b"], "each once"
     assert starts[0][0] < before[0], "before the first step"
-    ends = [done.id for one in news for done in one.finished]
+    ends = [end.id for message in news for end in message.finished]
     assert ends == ["a", "b"]
 
 
@@ -510,7 +510,7 @@ def test_a_death_is_reported_once_with_those_it_concerns(
         monkeypatch.setattr(broken, "collect", lambda: 1 / 0)
         llm.client.submit([request("a"), request("b")])
         settle(llm)
-        deaths = [one for one in messages if isinstance(one, EngineDied)]
+        deaths = [message for message in messages if isinstance(message, EngineDied)]
         assert [death.ids for death in deaths] == [("a", "b")]
         assert "ZeroDivisionError" in deaths[0].reason
         assert isinstance(llm.client.dead, ZeroDivisionError)

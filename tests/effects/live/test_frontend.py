@@ -63,9 +63,9 @@ class Stub:
         self.requested.append(("submit", *[request.id for request in requests]))
 
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
-        known = self.served.intersection(ids)
-        self.requested.append(("cancel", *sorted(known)))
-        return frozenset(known)
+        served_ids = self.served.intersection(ids)
+        self.requested.append(("cancel", *sorted(served_ids)))
+        return frozenset(served_ids)
 
     def finish(self, ends: Sequence[Finish]) -> None:
         self.requested.append(("finish", *ends))
@@ -94,8 +94,8 @@ def frontend(client: Stub) -> Frontend:
     return Frontend(used)
 
 
-def job(name: str, reported: list[OutputProcessor], **how: Any) -> OutputProcessor:
-    sampling = SamplingParams(**how)
+def job(name: str, reported: list[OutputProcessor], **options: Any) -> OutputProcessor:
+    sampling = SamplingParams(**options)
     request = Request(id=name, prompt=(1,), max_tokens=9, n=sampling.n, sampling=sampling)
     tokenizer = Tokenizer(bundled_folder()) if sampling.stop else None
     return OutputProcessor(request, reported.append, tokenizer=tokenizer, streaming=True)
@@ -109,7 +109,7 @@ def test_news_reach_their_requests_in_the_order_of_the_batch(frontend: Frontend)
     reported: list[OutputProcessor] = []
     jobs = {name: job(name, reported) for name in ("c", "a", "b")}
     frontend.submit(list(jobs.values()))
-    assert {one.times.arrived for one in jobs.values()} == {7.0}
+    assert {processor.times.arrived for processor in jobs.values()} == {7.0}
     samples = (("b", 0), ("unknown", 0), ("c", 0), ("a", 0))
     frontend.handle_message(
         TurnOutputs(time=8.0, ids=samples, tokens=((5,), (6,), (), (7, 8)))
@@ -122,16 +122,16 @@ def test_news_reach_their_requests_in_the_order_of_the_batch(frontend: Frontend)
 def test_a_request_is_gone_before_its_end_is_reported(frontend: Frontend) -> None:
     order: list[tuple[str, bool]] = []
     reported: list[OutputProcessor] = []
-    one = job("a", reported, n=2)
-    one.sink = lambda _: order.append(("sink", "a" in frontend.processors))
+    processor = job("a", reported, n=2)
+    processor.sink = lambda _: order.append(("sink", "a" in frontend.processors))
     frontend.on_end.append(lambda _: order.append(("end", "a" in frontend.processors)))
     frontend.after.append(lambda: order.append(("after", "a" in frontend.processors)))
-    frontend.submit([one])
+    frontend.submit([processor])
     frontend.handle_message(
         TurnOutputs(time=1.0, ids=(("a", 0),), tokens=((3,),), finished=(end("a"),))
     )
     assert order == [("sink", True), ("after", True)]
-    one.take()
+    processor.take()
     order.clear()
     frontend.handle_message(
         TurnOutputs(time=2.0, finished=(end("a", 1, 0), end("unknown")))
@@ -144,13 +144,13 @@ def test_a_fault_in_the_outputs_of_one_request_harms_no_other(
     frontend: Frontend, client: Stub, caplog: pytest.LogCaptureFixture
 ) -> None:
     ended: list[OutputProcessor] = []
-    told: list[str] = []
+    calls: list[str] = []
 
     def broken(*_: object) -> None:
         raise KeyError("a fault")
 
     frontend.on_end += [broken, ended.append]
-    frontend.after += [broken, lambda: told.append("after")]
+    frontend.after += [broken, lambda: calls.append("after")]
     reported: list[OutputProcessor] = []
     bad, good = job("bad", reported), job("good", reported)
     bad.sink = broken
@@ -160,7 +160,7 @@ def test_a_fault_in_the_outputs_of_one_request_harms_no_other(
     frontend.handle_message(TurnOutputs(time=2.0, finished=(end("bad"), end("good"))))
     assert good.take().outputs[0].token_ids == (6,)
     assert ended == [good]
-    assert told == ["after", "after"]
+    assert calls == ["after", "after"]
     with pytest.raises(KeyError, match="a fault"):
         bad.take()
     assert ("cancel", "bad") in client.requested
@@ -172,10 +172,10 @@ def test_a_stop_string_is_reported_to_the_engine(
     frontend: Frontend, client: Stub
 ) -> None:
     reported: list[OutputProcessor] = []
-    one = job("a", reported, stop="b")
-    assert one.tokenizer is not None
-    tokens = tuple(one.tokenizer.encode("a") + one.tokenizer.encode("bc"))
-    frontend.submit([one])
+    processor = job("a", reported, stop="b")
+    assert processor.tokenizer is not None
+    tokens = tuple(processor.tokenizer.encode("a") + processor.tokenizer.encode("bc"))
+    frontend.submit([processor])
     frontend.handle_message(TurnOutputs(time=1.0, ids=(("a", 0),), tokens=(tokens[:1],)))
     assert client.requested == [("submit", "a")]
     frontend.handle_message(
@@ -185,26 +185,26 @@ def test_a_stop_string_is_reported_to_the_engine(
     frontend.handle_message(
         TurnOutputs(time=3.0, finished=(Finished("a", 0, "stop", 2),))
     )
-    output = one.take()
+    output = processor.take()
     assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("a", "b")
     assert not frontend.processors
 
 
 def test_times_come_with_the_reasons(frontend: Frontend) -> None:
-    one = job("a", [])
-    frontend.submit([one])
+    processor = job("a", [])
+    frontend.submit([processor])
     frontend.handle_message(
         TurnOutputs(time=8.0, arrived=("a", "other"), waits={"rows": 2.0})
     )
     let_in = Admitted("a", 0, 3.0, 0, 1)
-    other = Admitted("other", 0, 3.0, 0, 1)
+    other_admitted = Admitted("other", 0, 3.0, 0, 1)
     frontend.handle_message(
-        TurnOutputs(time=10.0, reasons=(other, let_in), waits={"rows": 3.5})
+        TurnOutputs(time=10.0, reasons=(other_admitted, let_in), waits={"rows": 3.5})
     )
     back = Preempted("a", 0, ("b", 0), 1, 1)
     frontend.handle_message(TurnOutputs(time=11.0, reasons=(back,), waits={"rows": 9.0}))
-    assert (one.times.started, one.times.preempted) == (10.0, 1)
-    assert one.times.queued == {"rows": 1.5, "step": 1.5}
+    assert (processor.times.started, processor.times.preempted) == (10.0, 1)
+    assert processor.times.queued == {"rows": 1.5, "step": 1.5}
 
 
 def test_an_id_is_served_once(frontend: Frontend, client: Stub) -> None:
@@ -244,7 +244,7 @@ def test_cancelling_some_or_all(frontend: Frontend, client: Stub) -> None:
 def test_dropping_waits_for_the_end(
     frontend: Frontend, client: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = job("a", [])
+    processor = job("a", [])
     waited: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -253,12 +253,12 @@ def test_dropping_waits_for_the_end(
             frontend.handle_message(TurnOutputs(time=1.0, finished=(end("a"),)))
 
     monkeypatch.setattr("minfer.effects.live.frontend.time.sleep", sleep)
-    frontend.submit([mine])
-    frontend.drop([mine])
+    frontend.submit([processor])
+    frontend.drop([processor])
     assert len(waited) == 3
     twin = job("a", [])
     frontend.submit([twin])
-    frontend.drop([mine])  # which is gone: the other one of its name stays
+    frontend.drop([processor])  # which is gone: the other one of its name stays
     assert frontend.processors == {"a": twin}
     client.working = False
     frontend.drop(
@@ -271,10 +271,10 @@ def test_dropping_what_an_interrupt_kept_from_the_engine(
     frontend: Frontend, client: Stub
 ) -> None:
     client.refusal = KeyboardInterrupt()
-    one = job("a", [])
+    processor = job("a", [])
     with pytest.raises(KeyboardInterrupt):
-        frontend.submit([one])
-    frontend.drop([one])
+        frontend.submit([processor])
+    frontend.drop([processor])
     assert not frontend.processors
 
 
@@ -290,23 +290,23 @@ def test_a_death_is_reported_once_to_each(frontend: Frontend, client: Stub) -> N
     assert reported == jobs
     assert rung == [2, 2]
     assert not frontend.processors
-    for one in jobs:
+    for processor in jobs:
         with pytest.raises(EngineDeadError, match="the engine broke") as caught:
-            one.take()
+            processor.take()
         assert caught.value.__cause__ is client.dead
 
 
 def test_abandoning_tells_everybody_at_once(frontend: Frontend, client: Stub) -> None:
     reported: list[OutputProcessor] = []
-    one = job("a", reported)
-    frontend.submit([one])
+    processor = job("a", reported)
+    frontend.submit([processor])
     frontend.abandon(EngineDeadError("it stops"))
     assert client.requested[1:] == [("cancel", "a")]
-    assert reported == [one]
+    assert reported == [processor]
     with pytest.raises(EngineDeadError, match="it stops"):
-        one.take()
+        processor.take()
     frontend.handle_message(
         TurnOutputs(time=1.0, finished=(Finished("a", 0, "cancelled", 0),))
     )
-    assert reported == [one]
+    assert reported == [processor]
     assert not frontend.processors

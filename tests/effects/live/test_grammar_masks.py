@@ -46,17 +46,19 @@ class Bench:
 
     def turn(self, *events: Any) -> StepMasks:
         """Take one, and make the masks of its plan."""
-        done: tuple[Executed, ...] = ()
+        executed: tuple[Executed, ...] = ()
         if self.plan is not None:
-            done = (
+            executed = (
                 Executed(
                     self.plan.step,
-                    tuple((9,) * most for most in self.plan.max_sampled_tokens),
+                    tuple((9,) * count for count in self.plan.max_sampled_tokens),
                 ),
             )
-        turned = step(CONFIG, self.state, (Tick(0.0), *done, *events))
+        turned = step(CONFIG, self.state, (Tick(0.0), *executed, *events))
         self.state = turned.state
-        plans = [one.plan for one in turned.commands if isinstance(one, Execute)]
+        plans = [
+            command.plan for command in turned.commands if isinstance(command, Execute)
+        ]
         self.plan = plans[0] if plans else None
         assert self.plan is not None
         return self.masks.begin(self.plan, self.state).result(5)
@@ -83,7 +85,7 @@ def test_each_sample_has_its_own_and_others_have_none() -> None:
     assert len(masked.masks) == len(bench.compiler.made) == len(bench.masks) == 3
     assert bench.plan is not None
     assert len(bench.plan.rows) == 4
-    assert sorted(len(one.taken) for one in bench.compiler.made) == [0, 0, 1]
+    assert sorted(len(compiled.taken) for compiled in bench.compiler.made) == [0, 0, 1]
 
 
 def test_rows_in_lockstep_for_another_reason_get_no_mask() -> None:
@@ -235,5 +237,5 @@ def test_where_the_library_cannot_be_loaded_all_that_need_it_end() -> None:
     bench.masks._grammars = Grammars(missing)
     masked = bench.turn(Submit(ask("a")), Submit(ask("b")))
     assert not masked.masks
-    why = f"{STUCK_ERROR}: there is none"
-    assert masked.ends == tuple(Finish(name, 0, 0, "error", why) for name in "ab")
+    message = f"{STUCK_ERROR}: there is none"
+    assert masked.ends == tuple(Finish(name, 0, 0, "error", message) for name in "ab")

@@ -23,8 +23,8 @@ def test_what_is_no_journal_is_named(tmp_path: Path) -> None:
         pipe: "no such file",
         tmp_path: "no .journal file",
     }
-    for path, why in whys.items():
-        with pytest.raises(JournalError, match=why):
+    for path, message in whys.items():
+        with pytest.raises(JournalError, match=message):
             read_journal(path)
     (tmp_path / "x.journal").write_bytes(b"")
     with pytest.raises(JournalError, match="this file is empty"):
@@ -51,12 +51,12 @@ def test_a_run_that_cannot_be_written_is_reported(
 ) -> None:
     config, turns = recorded(1, 20)
     (tmp_path / "folder").mkdir()
-    for name, why in (
+    for name, message in (
         ("none/run.journal", "No such file or directory"),
         ("folder", "directory"),
     ):
         with pytest.raises(
-            ConfigError, match=f"{tmp_path / name}: .*{why}; name another file"
+            ConfigError, match=f"{tmp_path / name}: .*{message}; name another file"
         ):
             write_journal(tmp_path / name, config, turns)
     (tmp_path / "run.journal.part").write_bytes(b"left over")
@@ -115,9 +115,9 @@ def test_segments_must_be_whole_and_of_one_run(tmp_path: Path) -> None:
     ):
         list(read_journal(last.parent).turns())
     head = read_head(data, last.name)
-    rest = data[len(MAGIC) + len(head_record(head)) :]
+    records = data[len(MAGIC) + len(head_record(head)) :]
     for change in ({"config": evolve(head.config, depth=5)}, {"digest": b"other..."}):
-        last.write_bytes(MAGIC + head_record(evolve(head, **change)) + rest)
+        last.write_bytes(MAGIC + head_record(evolve(head, **change)) + records)
         with pytest.raises(JournalError, match=f"{last.name}: it is of another run"):
             list(read_journal(last.parent).turns())
     assert before.is_file()

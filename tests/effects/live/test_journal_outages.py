@@ -84,9 +84,9 @@ def check_last_run(folder: Path, engine: Engine, since: int) -> None:
     """The last run in a folder replays, from a turn on, to the end."""
     journal = read_journal(folder)
     assert journal.segments[0].head.turn >= since
-    found = list(journal.turns())
-    assert found == engine.log[journal.segments[0].head.turn :]
-    assert found
+    turns = list(journal.turns())
+    assert turns == engine.log[journal.segments[0].head.turn :]
+    assert turns
     assert journal.closed
 
 
@@ -175,13 +175,13 @@ def test_a_journal_without_tokens_comes_back_too(
     journal = read_journal(tmp_path)
     begin = journal.segments[0].head.turn
     assert begin >= 20
-    found = list(journal.turns())
+    turns = list(journal.turns())
     assert journal.closed
     assert journal.checked == 1  # the last state, with what clients are called there
     reasons = [turn.transition.reasons for turn in engine.log[begin:]]
-    assert [turn.transition.reasons for turn in found] == reasons
-    assert begin + len(found) == len(engine.log)
-    prompts = [seq.request.prompt for seq in found[0].before.running.seqs]
+    assert [turn.transition.reasons for turn in turns] == reasons
+    assert begin + len(turns) == len(engine.log)
+    prompts = [seq.request.prompt for seq in turns[0].before.running.seqs]
     assert prompts
     assert not {token for prompt in prompts for token in prompt} & {1, 2, 3}
 
@@ -200,13 +200,13 @@ def test_an_engine_that_is_started_again_takes_nothing_from_the_one_before(
 ) -> None:
     before = Engine(tmp_path)
     before.turns(30)  # and it is killed, not closed
-    kept = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    contents = {path: path.read_bytes() for path in tmp_path.iterdir()}
     after = Engine(tmp_path)
     after.turns(20)
     after.driver.close()
     check_last_run(tmp_path, after, since=0)
-    assert {path: path.read_bytes() for path in kept} == kept
-    (path,) = kept
+    assert {path: path.read_bytes() for path in contents} == contents
+    (path,) = contents
     assert list(read_journal(path).turns()) == before.log
 
 

@@ -116,11 +116,11 @@ def test_a_redacted_journal_replays_and_holds_no_prompt(tmp_path: Path) -> None:
     driver, log = live(tmp_path, 200, redact=True)
     driver.close()
     journal = read_journal(tmp_path)
-    seen = list(journal.turns())
+    turns = list(journal.turns())
     reasons = [turn.transition.reasons for turn in log]
-    assert [turn.transition.reasons for turn in seen] == reasons
+    assert [turn.transition.reasons for turn in turns] == reasons
     assert journal.closed
-    prompts = [e.request.prompt for t in seen for e in t.events if isinstance(e, Submit)]
+    prompts = [e.request.prompt for t in turns for e in t.events if isinstance(e, Submit)]
     assert not any(0 < token < 100 for prompt in prompts for token in prompt)
 
 
@@ -135,15 +135,15 @@ def test_a_redacted_journal_rotates(
     files = sorted(tmp_path.iterdir())
     assert len(files) >= 3
     journal = read_journal(tmp_path)
-    found = [turn.transition.reasons for turn in journal.turns()]
-    assert found == [turn.transition.reasons for turn in log]
+    replayed = [turn.transition.reasons for turn in journal.turns()]
+    assert replayed == [turn.transition.reasons for turn in log]
     assert journal.closed
     assert journal.checked >= len(files)
     files[0].unlink()
     journal = read_journal(tmp_path)
     begin = journal.segments[0].head.turn
-    found = [turn.transition.reasons for turn in journal.turns()]
-    assert found == [turn.transition.reasons for turn in log[begin:]]
+    replayed = [turn.transition.reasons for turn in journal.turns()]
+    assert replayed == [turn.transition.reasons for turn in log[begin:]]
 
 
 @pytest.mark.long
@@ -161,9 +161,9 @@ def test_without_snapshots_a_redacted_journal_ends_at_its_size(
     )
     assert len(caplog.records) == 1
     journal = read_journal(tmp_path)
-    found = [turn.transition.reasons for turn in journal.turns()]
-    assert found == [turn.transition.reasons for turn in log[: len(found)]]
-    assert 10 < len(found) < 400
+    replayed = [turn.transition.reasons for turn in journal.turns()]
+    assert replayed == [turn.transition.reasons for turn in log[: len(replayed)]]
+    assert 10 < len(replayed) < 400
     assert not journal.closed
 
 
@@ -175,9 +175,9 @@ def test_a_redacted_journal_names_the_model_not_where_it_is(
     runs = tmp_path / "runs"
     with LLM(str(folder), executor="oracle", journal=runs, journal_redact=redact):
         pass
-    about = read_journal(runs).about
-    assert about["model"] == ("tiny" if redact else str(folder))
-    assert about.get("machine") == (None if redact else socket.gethostname())
+    details = read_journal(runs).about
+    assert details["model"] == ("tiny" if redact else str(folder))
+    assert details.get("machine") == (None if redact else socket.gethostname())
     assert not redact or b"someone" not in zlib.decompress(
         next(iter(payloads(next(runs.iterdir()).read_bytes(), "")))[1:]
     )
@@ -298,9 +298,9 @@ def test_a_disk_that_fails_ends_the_journal_not_the_engine(
     assert "No space left" in caplog.text
     assert len(caplog.records) == 1
     journal = read_journal(tmp_path)
-    found = list(journal.turns())
-    assert found == log[: len(found)]
-    assert 20 < len(found) < 40
+    turns = list(journal.turns())
+    assert turns == log[: len(turns)]
+    assert 20 < len(turns) < 40
 
 
 def test_an_engine_with_a_policy_of_ones_own(tmp_path: Path) -> None:
@@ -382,9 +382,11 @@ def test_a_segment_that_cannot_be_written_leaves_nothing(
     left = [link.stat() for link in links if link.exists()]
     assert refused
     assert not any(
-        os.path.samestat(one, other) for one in refused for other in left
+        os.path.samestat(refused_stat, left_stat)
+        for refused_stat in refused
+        for left_stat in left
     )  # closed
     assert {path.suffix for path in tmp_path.iterdir()} == {".journal"}
     driver.close()
-    found = list(read_journal(tmp_path).turns())
-    assert found == log[: len(found)]
+    turns = list(read_journal(tmp_path).turns())
+    assert turns == log[: len(turns)]

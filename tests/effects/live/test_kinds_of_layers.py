@@ -85,8 +85,11 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
         save(str(folder), KINDS[kind][0], config)
         write_tokenizer(folder)
         # That of bytes, whatever the family's own class would add to it.
-        about = {"eos_token": "<|end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
-        (folder / "tokenizer_config.json").write_text(json.dumps(about))
+        tokenizer_config = {
+            "eos_token": "<|end|>",
+            "tokenizer_class": "PreTrainedTokenizerFast",
+        }
+        (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
         return folder
 
     return make
@@ -102,32 +105,32 @@ def plain(folder_of: Callable[[str], Path]) -> Callable[[str], Made]:
         params = asked()
         params[-1] = SamplingParams(temperature=0, max_tokens=24)
         with LLM(model=str(folder_of(kind)), steps_in_flight=1, **PLAIN) as llm:
-            made = [
-                tokens(llm.generate([prompt], [one], use_tqdm=False))[0]
-                for prompt, one in zip(PROMPTS, params, strict=True)
+            outputs = [
+                tokens(llm.generate([prompt], [param], use_tqdm=False))[0]
+                for prompt, param in zip(PROMPTS, params, strict=True)
             ]
-        return [*made[:-1], made[-1] * 3]
+        return [*outputs[:-1], outputs[-1] * 3]
 
     return run
 
 
 def asked() -> list[SamplingParams]:
-    return [SamplingParams(max_tokens=24, **one) for one in ASKED]
+    return [SamplingParams(max_tokens=24, **settings) for settings in ASKED]
 
 
 def tokens(outputs: list[RequestOutput]) -> Made:
-    return [[one.token_ids for one in output.outputs] for output in outputs]
+    return [[completion.token_ids for completion in output.outputs] for output in outputs]
 
 
 def happened(case: str, passes: list[list[RequestOutput]]) -> bool:
     """Whether a run did what its case is about."""
-    each = [output.metrics for outputs in passes for output in outputs]
+    all_metrics = [output.metrics for outputs in passes for output in outputs]
     if case == "prefix cache":
         return any(output.num_cached_tokens for output in passes[1])
     if case == "preemption":
-        return sum(one.preemptions for one in each) > 0
+        return sum(metrics.preemptions for metrics in all_metrics) > 0
     if "draft" in case:
-        return sum(one.accepted_draft_tokens for one in each) > 0
+        return sum(metrics.accepted_draft_tokens for metrics in all_metrics) > 0
     return True
 
 
@@ -163,10 +166,10 @@ def test_plain_runs_are_long_enough_and_keep_to_the_grammar(
     plain: Callable[[str], Made],
 ) -> None:
     for kind in KINDS:
-        made = plain(kind)
-        assert [len(samples) for samples in made] == [1, 1, 3, 1, 1, 3]
-        assert sum(len(one) for samples in made for one in samples) > 100
-        [grammar] = made[4]
+        outputs = plain(kind)
+        assert [len(samples) for samples in outputs] == [1, 1, 3, 1, 1, 3]
+        assert sum(len(sample) for samples in outputs for sample in samples) > 100
+        [grammar] = outputs[4]
         assert bytes_of(grammar).startswith(b"{")
 
 
@@ -174,4 +177,4 @@ def bytes_of(ids: tuple[int, ...]) -> bytes:
     from tokenizers.pre_tokenizers import ByteLevel
 
     alphabet = sorted(ByteLevel.alphabet())
-    return "".join(alphabet[one] for one in ids if one < EOS).encode()
+    return "".join(alphabet[token] for token in ids if token < EOS).encode()

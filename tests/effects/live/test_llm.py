@@ -45,8 +45,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def llm(folder: str) -> Iterator[LLM]:
-    with LLM(folder, **SETTINGS) as made:
-        yield made
+    with LLM(folder, **SETTINGS) as engine:
+        yield engine
 
 
 def ids(output: RequestOutput, sample: int = 0) -> tuple[int, ...]:
@@ -54,7 +54,7 @@ def ids(output: RequestOutput, sample: int = 0) -> tuple[int, ...]:
 
 
 def texts(outputs: list[RequestOutput]) -> list[str]:
-    return [one.text for output in outputs for one in output.outputs]
+    return [completion.text for output in outputs for completion in output.outputs]
 
 
 # --- what goes in -----------------------------------------------------------------------
@@ -85,8 +85,8 @@ def test_every_form_of_a_prompt_means_the_same(llm: LLM) -> None:
 
 def test_numpy_ids_are_token_ids(llm: LLM) -> None:
     numpy = pytest.importorskip("numpy")
-    got = llm.generate({"prompt_token_ids": numpy.array([1, 2, 3])}, GREEDY)
-    assert ids(got[0]) == ids(llm.generate([1, 2, 3], GREEDY)[0])
+    outputs = llm.generate({"prompt_token_ids": numpy.array([1, 2, 3])}, GREEDY)
+    assert ids(outputs[0]) == ids(llm.generate([1, 2, 3], GREEDY)[0])
 
 
 def test_no_prompts_give_no_outputs(llm: LLM) -> None:
@@ -128,20 +128,20 @@ def test_without_max_tokens_a_request_takes_what_the_cache_holds(folder: str) ->
 
 
 def test_a_progress_bar_of_ones_own(llm: LLM) -> None:
-    seen: list[Any] = []
+    calls: list[Any] = []
 
     class Bar:
         def __init__(self, total: int, desc: str) -> None:
-            seen.append((total, desc))
+            calls.append((total, desc))
 
         def update(self) -> None:
-            seen.append("update")
+            calls.append("update")
 
         def close(self) -> None:
-            seen.append("close")
+            calls.append("close")
 
     llm.generate([[1], [2]], GREEDY, use_tqdm=Bar)
-    assert seen == [(2, "Processed prompts"), "update", "update", "close"]
+    assert calls == [(2, "Processed prompts"), "update", "update", "close"]
 
 
 def test_the_progress_bar_needs_a_terminal(
@@ -160,9 +160,9 @@ def test_the_progress_bar_needs_a_terminal(
 def test_metrics_are_in_order_and_the_cache_is_reported(folder: str) -> None:
     with LLM(folder, **SETTINGS) as fresh:
         first = fresh.generate([[3] * 30], GREEDY)[0]
-        again = fresh.generate([[3] * 30], GREEDY)[0]
-    assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 24)
-    assert ids(first) == ids(again)
+        second = fresh.generate([[3] * 30], GREEDY)[0]
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 24)
+    assert ids(first) == ids(second)
     times = first.metrics
     assert times.first_token_time is not None
     assert times.last_token_time is not None
@@ -200,8 +200,8 @@ def test_samples_of_a_request_differ_and_are_reproducible(folder: str) -> None:
     params = SamplingParams(n=3, max_tokens=10, ignore_eos=True)
     runs = []
     for seed in (0, 0, 1):
-        with LLM(folder, seed=seed, **SETTINGS) as made:
-            runs.append([texts(made.generate("abc", params)) for _ in range(2)])
+        with LLM(folder, seed=seed, **SETTINGS) as engine:
+            runs.append([texts(engine.generate("abc", params)) for _ in range(2)])
     assert runs[0] == runs[1]
     assert runs[0] != runs[2]
     assert len(set(runs[0][0] + runs[0][1])) == 6
@@ -221,13 +221,13 @@ def test_the_end_of_sequence_ends_and_is_not_text(folder: str, tmp_path: Path) -
     end = tokens[3]
     ending = write_checkpoint(tmp_path / "ending", eos_token_id=[end, EOS])
     with LLM(str(ending), **SETTINGS) as llm:
-        one = llm.generate([9, 9, 9], SamplingParams(temperature=0, max_tokens=12))[
-            0
-        ].outputs[0]
-        assert one.token_ids == tokens[: tokens.index(end) + 1]
-        assert (one.finish_reason, one.stop_reason) == ("stop", None)
+        completion = llm.generate(
+            [9, 9, 9], SamplingParams(temperature=0, max_tokens=12)
+        )[0].outputs[0]
+        assert completion.token_ids == tokens[: tokens.index(end) + 1]
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", None)
         assert llm.tokenizer is not None
-        assert one.text == llm.tokenizer.decode(one.token_ids[:-1])
+        assert completion.text == llm.tokenizer.decode(completion.token_ids[:-1])
 
 
 def test_stop_token_ids_say_which(llm: LLM) -> None:
@@ -235,13 +235,13 @@ def test_stop_token_ids_say_which(llm: LLM) -> None:
     params = SamplingParams(
         temperature=0, max_tokens=12, ignore_eos=True, stop_token_ids=(tokens[5],)
     )
-    for one in (
+    for output in (
         llm.generate([9, 9, 9], params)[0],
         *list(llm.stream([9, 9, 9], params))[-1:],
     ):
-        assert one.outputs[0].finish_reason == "stop"
-        assert one.outputs[0].stop_reason == tokens[5]
-        assert one.outputs[0].token_ids[-1] == tokens[5]
+        assert output.outputs[0].finish_reason == "stop"
+        assert output.outputs[0].stop_reason == tokens[5]
+        assert output.outputs[0].token_ids[-1] == tokens[5]
 
 
 def printable(llm: LLM) -> tuple[str, SamplingParams]:
@@ -259,7 +259,7 @@ def printable(llm: LLM) -> tuple[str, SamplingParams]:
 def test_a_stop_string_cuts_the_text_wherever_it_falls(folder: str, depth: int) -> None:
     with LLM(folder, **SETTINGS | {"steps_in_flight": depth}) as llm:
         text, params = printable(llm)
-        whole = ids(llm.generate("abc", params)[0])
+        full_ids = ids(llm.generate("abc", params)[0])
         for start, size in ((0, 1), (4, 2), (20, 3), (len(text) - 1, 1)):
             stop = text[start : start + size]
             cut = SamplingParams(
@@ -268,18 +268,23 @@ def test_a_stop_string_cuts_the_text_wherever_it_falls(folder: str, depth: int) 
                 ignore_eos=True,
                 stop=[stop, "never found"],
             )
-            one = llm.generate("abc", cut)[0].outputs[0]
-            assert one.text == text[: text.index(stop)]
-            assert (one.finish_reason, one.stop_reason) == ("stop", stop)
-            assert one.token_ids == whole[: len(one.token_ids)]
+            completion = llm.generate("abc", cut)[0].outputs[0]
+            assert completion.text == text[: text.index(stop)]
+            assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
+            assert completion.token_ids == full_ids[: len(completion.token_ids)]
             keep = attrs.evolve(cut, include_stop_str_in_output=True)
-            kept = llm.generate("abc", keep)[0].outputs[0]
-            assert (kept.text, kept.stop_reason) == (one.text + stop, stop)
+            with_stop = llm.generate("abc", keep)[0].outputs[0]
+            assert (with_stop.text, with_stop.stop_reason) == (
+                completion.text + stop,
+                stop,
+            )
             streamed = [p.outputs[0].text for p in llm.stream("abc", keep)]
-            assert "".join(streamed) == kept.text
+            assert "".join(streamed) == with_stop.text
             pieces = list(llm.stream("abc", cut))
-            assert "".join(p.outputs[0].text for p in pieces) == one.text
-            assert sum((p.outputs[0].token_ids for p in pieces), ()) == one.token_ids
+            assert "".join(p.outputs[0].text for p in pieces) == completion.text
+            assert (
+                sum((p.outputs[0].token_ids for p in pieces), ()) == completion.token_ids
+            )
     assert not llm.frontend.processors
 
 
@@ -287,10 +292,10 @@ def test_a_stop_string_cuts_the_text_wherever_it_falls(folder: str, depth: int) 
 def test_text_that_only_begins_a_stop_string_is_not_lost(llm: LLM) -> None:
     text, params = printable(llm)
     stop = text[-1] + "and more"
-    held = SamplingParams(seed=params.seed, max_tokens=60, ignore_eos=True, stop=stop)
-    one = llm.generate("abc", held)[0].outputs[0]
-    assert one.text == text
-    assert one.finish_reason == "length"
+    stopping = SamplingParams(seed=params.seed, max_tokens=60, ignore_eos=True, stop=stop)
+    completion = llm.generate("abc", stopping)[0].outputs[0]
+    assert completion.text == text
+    assert completion.finish_reason == "length"
 
 
 def test_streamed_pieces_join_to_what_generate_gives(llm: LLM) -> None:
@@ -299,15 +304,18 @@ def test_streamed_pieces_join_to_what_generate_gives(llm: LLM) -> None:
     joined: dict[tuple[tuple[int, ...], int], tuple[str, tuple[int, ...]]] = {}
     last: dict[tuple[int, ...], RequestOutput] = {}
     for output in llm.stream(prompts, params):
-        for one in output.outputs:
-            key = (output.prompt_token_ids, one.index)
+        for completion in output.outputs:
+            key = (output.prompt_token_ids, completion.index)
             text, tokens = joined.get(key, ("", ()))
-            joined[key] = (text + one.text, tokens + one.token_ids)
+            joined[key] = (text + completion.text, tokens + completion.token_ids)
         last[output.prompt_token_ids] = output
     assert all(output.finished for output in last.values())
     for output in llm.generate(prompts, params):
-        for one in output.outputs:
-            assert joined[output.prompt_token_ids, one.index] == (one.text, one.token_ids)
+        for completion in output.outputs:
+            assert joined[output.prompt_token_ids, completion.index] == (
+                completion.text,
+                completion.token_ids,
+            )
 
 
 def test_leaving_a_stream_early_cancels_it(llm: LLM) -> None:
@@ -344,8 +352,8 @@ def talker(folder: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LL
         '"do_sample": true, "eos_token_id": 9}'
     )
     (path / "generation_config.json").write_text(advice)
-    with LLM(str(path), **SETTINGS) as made:
-        yield made
+    with LLM(str(path), **SETTINGS) as engine:
+        yield engine
 
 
 def test_a_conversation_is_a_prompt(talker: LLM) -> None:
@@ -380,8 +388,8 @@ def test_options_of_the_template(talker: LLM) -> None:
 
 
 def test_an_answer_without_parameters_takes_the_room_there_is(talker: LLM) -> None:
-    one = talker.chat([{"role": "user", "content": "y" * 190}])[0].outputs[0]
-    assert len(one.token_ids) > 16 or one.finish_reason == "stop"
+    completion = talker.chat([{"role": "user", "content": "y" * 190}])[0].outputs[0]
+    assert len(completion.token_ids) > 16 or completion.finish_reason == "stop"
     job = talker._make_chat_batch(TALK, None, {}).processors[0].request
     assert job.max_tokens == 256 - len("<user>hi<assistant>")
     assert job.sampling == SamplingParams(temperature=0.5, top_k=7, max_tokens=None)
@@ -530,8 +538,8 @@ def test_a_prompt_that_the_cache_cannot_hold(folder: str) -> None:
             TooLongError, match="shorten the prompt, or raise max_model_len"
         ):
             small.generate([[1] * 41], GREEDY)
-        whole = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-        assert len(ids(small.generate([[1] * 40], whole)[0])) == 1
+        greedy = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+        assert len(ids(small.generate([[1] * 40], greedy)[0])) == 1
 
 
 def test_output_that_the_cache_cannot_hold(folder: str) -> None:
@@ -545,8 +553,8 @@ def test_output_that_the_cache_cannot_hold(folder: str) -> None:
             RequestError, match="need 6 KV blocks of 8 tokens; the cache has 3"
         ):
             llm.generate([1] * 20, SamplingParams(max_tokens=24))
-        rest = SamplingParams(max_tokens=None, temperature=0, ignore_eos=True)
-        assert len(ids(llm.generate([1] * 20, rest)[0])) == 5
+        unlimited = SamplingParams(max_tokens=None, temperature=0, ignore_eos=True)
+        assert len(ids(llm.generate([1] * 20, unlimited)[0])) == 5
 
 
 def test_the_best_samples_cannot_be_streamed(llm: LLM) -> None:
@@ -555,7 +563,7 @@ def test_the_best_samples_cannot_be_streamed(llm: LLM) -> None:
         llm.stream("x", params)
     assert caught.value.param == "best_of"
     (output,) = llm.generate("x", params)
-    assert [one.index for one in output.outputs] == [0, 1]
+    assert [completion.index for completion in output.outputs] == [0, 1]
     assert output.metrics.output_tokens > sum(len(o.token_ids) for o in output.outputs)
 
 
@@ -679,11 +687,11 @@ def test_executors_without_weights(folder: str, tmp_path: Path, executor: str) -
     (tmp_path / "config.json").write_text(config)
     (tmp_path / "tokenizer.json").write_text(Path(folder, "tokenizer.json").read_text())
     with LLM(str(tmp_path), executor=executor, **SETTINGS) as llm:
-        one = llm.generate("abc", SamplingParams(max_tokens=20, temperature=0))[
+        completion = llm.generate("abc", SamplingParams(max_tokens=20, temperature=0))[
             0
         ].outputs[0]
     if executor == "dry":
-        assert one.text == " This text was not w"
+        assert completion.text == " This text was not w"
 
 
 def test_without_a_tokenizer_there_are_token_ids_only(tmp_path: Path) -> None:
@@ -763,7 +771,7 @@ def test_an_engine_that_breaks_reports_it_and_serves_no_request(
 def test_an_interrupt_cancels_and_leaves_the_llm_usable(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = [ids(o) for o in llm.generate([[1], [2]], GREEDY)]
+    expected = [ids(o) for o in llm.generate([[1], [2]], GREEDY)]
     endless = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
 
     def interrupted(_: object) -> RequestOutput:
@@ -774,24 +782,24 @@ def test_an_interrupt_cancels_and_leaves_the_llm_usable(
         with pytest.raises(KeyboardInterrupt):
             llm.generate([[5, 6], [7, 8]], endless)
     assert not llm.frontend.processors
-    assert [ids(o) for o in llm.generate([[1], [2]], GREEDY)] == wanted
+    assert [ids(o) for o in llm.generate([[1], [2]], GREEDY)] == expected
 
 
 @pytest.mark.long
 def test_threads_share_the_engine(llm: LLM) -> None:
-    wanted = {i: ids(llm.generate([i + 1, 2], GREEDY)[0]) for i in range(6)}
-    got: dict[int, tuple[int, ...]] = {}
+    expected = {i: ids(llm.generate([i + 1, 2], GREEDY)[0]) for i in range(6)}
+    results: dict[int, tuple[int, ...]] = {}
 
     def ask(i: int) -> None:
         for _ in range(5):
-            got[i] = ids(llm.generate([i + 1, 2], GREEDY)[0])
+            results[i] = ids(llm.generate([i + 1, 2], GREEDY)[0])
 
     threads = [threading.Thread(target=ask, args=(i,)) for i in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert got == wanted
+    assert results == expected
 
 
 def test_closing_is_idempotent_and_leaves_no_thread(folder: str) -> None:

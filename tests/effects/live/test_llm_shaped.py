@@ -27,12 +27,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> Iterator[LLM]:
-    with LLM(str(folder), **SETTINGS) as made:
-        yield made
+    with LLM(str(folder), **SETTINGS) as engine:
+        yield engine
 
 
-def drawn(llm: LLM, **how: Any) -> list[int]:
-    params = SamplingParams(**{"temperature": 0, "max_tokens": 20, **how})
+def drawn(llm: LLM, **options: Any) -> list[int]:
+    params = SamplingParams(**{"temperature": 0, "max_tokens": 20, **options})
     (output,) = llm.generate([PROMPT], params, use_tqdm=False)
     return list(output.outputs[0].token_ids)
 
@@ -73,8 +73,8 @@ def test_bad_words_do_not_come_whatever_they_are_made_of(llm: LLM) -> None:
 
     def written(*words: str) -> str:
         assert llm.tokenizer is not None
-        how = {"temperature": 4, "max_tokens": 60, "bad_words": words}
-        return llm.tokenizer.decode(drawn(llm, **how, logit_bias=likely))
+        options = {"temperature": 4, "max_tokens": 60, "bad_words": words}
+        return llm.tokenizer.decode(drawn(llm, **options, logit_bias=likely))
 
     assert written() == "a" * 60
     text = written("a", "bcb", "ccc")
@@ -91,16 +91,22 @@ def test_log_probabilities_are_the_models_own(llm: LLM) -> None:
     pushed = SamplingParams(
         temperature=0, max_tokens=1, logprobs=3, logit_bias={9: 100}, repetition_penalty=2
     )
-    (other,) = llm.generate([PROMPT], pushed, use_tqdm=False)
+    (shaped,) = llm.generate([PROMPT], pushed, use_tqdm=False)
     assert plain.outputs[0].logprobs is not None
-    assert other.outputs[0].logprobs is not None
-    own, its = plain.outputs[0].logprobs[0], other.outputs[0].logprobs[0]
-    assert other.outputs[0].token_ids == (9,)
-    assert all(its[token].logprob == found.logprob for token, found in own.items())
+    assert shaped.outputs[0].logprobs is not None
+    plain_logprobs, shaped_logprobs = (
+        plain.outputs[0].logprobs[0],
+        shaped.outputs[0].logprobs[0],
+    )
+    assert shaped.outputs[0].token_ids == (9,)
+    assert all(
+        shaped_logprobs[token].logprob == logprob.logprob
+        for token, logprob in plain_logprobs.items()
+    )
 
 
 @pytest.mark.parametrize(
-    ("how", "param"),
+    ("options", "param"),
     [
         ({"logit_bias": {10**6: 1}}, "logit_bias"),
         ({"allowed_token_ids": [10**6]}, "allowed_token_ids"),
@@ -109,25 +115,25 @@ def test_log_probabilities_are_the_models_own(llm: LLM) -> None:
     ],
 )
 def test_what_cannot_be_is_refused_by_its_name(
-    llm: LLM, how: dict[str, Any], param: str
+    llm: LLM, options: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(RequestError) as caught:
-        drawn(llm, **how)
+        drawn(llm, **options)
     assert caught.value.param == param
 
 
 def test_samples_of_a_request_are_each_penalized_by_themselves(llm: LLM) -> None:
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "temperature": 1,
         "seed": 4,
         "max_tokens": 12,
         "frequency_penalty": 1.5,
         "repetition_penalty": 1.3,
     }
-    (both,) = llm.generate([PROMPT], SamplingParams(n=3, **how), use_tqdm=False)
-    (solo,) = llm.generate([PROMPT], SamplingParams(n=1, **how), use_tqdm=False)
-    assert both.outputs[0].token_ids == solo.outputs[0].token_ids
-    assert len({one.token_ids for one in both.outputs}) == 3
+    (sampled,) = llm.generate([PROMPT], SamplingParams(n=3, **options), use_tqdm=False)
+    (solo,) = llm.generate([PROMPT], SamplingParams(n=1, **options), use_tqdm=False)
+    assert sampled.outputs[0].token_ids == solo.outputs[0].token_ids
+    assert len({completion.token_ids for completion in sampled.outputs}) == 3
 
 
 def test_a_journal_has_what_was_requested(

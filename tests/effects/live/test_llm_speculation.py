@@ -69,12 +69,12 @@ KINDS: Final[tuple[dict[str, Any], ...]] = (
 def prompts(count: int) -> list[list[int]]:
     """Stretches of Python's own library, of 5 to 100 tokens."""
     ids = _text()
-    made = list[list[int]]()
+    chosen = list[list[int]]()
     for i in range(count):
         begin = 97 * i % (len(ids) - 99)
-        own = ids[begin : begin + 5 + 41 * i % 60]
-        made.append([*ids[:SHARED], *own] if i % 3 == 0 else own)
-    return made
+        suffix = ids[begin : begin + 5 + 41 * i % 60]
+        chosen.append([*ids[:SHARED], *suffix] if i % 3 == 0 else suffix)
+    return chosen
 
 
 @cache
@@ -114,27 +114,33 @@ class Reported:
     listed: tuple[int, ...]  # tokens that have log-probabilities
 
     @classmethod
-    def of(cls, one: CompletionOutput) -> "Reported":
-        listed = chain.from_iterable(one.logprobs or ())
+    def of(cls, completion: CompletionOutput) -> "Reported":
+        listed = chain.from_iterable(completion.logprobs or ())
         return cls(
-            one.token_ids, one.text, one.finish_reason, one.stop_reason, tuple(listed)
+            completion.token_ids,
+            completion.text,
+            completion.finish_reason,
+            completion.stop_reason,
+            tuple(listed),
         )
 
 
 def reported(outputs: Sequence[RequestOutput]) -> list[list[Reported]]:
-    return [[Reported.of(one) for one in output.outputs] for output in outputs]
+    return [
+        [Reported.of(completion) for completion in output.outputs] for output in outputs
+    ]
 
 
 def logprobs(outputs: Sequence[RequestOutput]) -> torch.Tensor:
     """All of them [2, tokens], with their ranks."""
-    every = (
+    entries = (
         (lp.logprob, lp.rank)
         for output in outputs
-        for one in output.outputs
-        for place in one.logprobs or ()
+        for completion in output.outputs
+        for place in completion.logprobs or ()
         for lp in place.values()
     )
-    return torch.tensor([*every], dtype=torch.float64).T
+    return torch.tensor([*entries], dtype=torch.float64).T
 
 
 @cache
@@ -172,18 +178,21 @@ def test_whatever_else_goes_on_tokens_are_those_without(
         turns = Watched(llm)
         outputs = llm.generate(prompts(count), requested(count), use_tqdm=False)
     assert reported(outputs) == reported(expected)
-    (found, ranks), (right, due) = logprobs(outputs), logprobs(expected)
-    torch.testing.assert_close(found, right, rtol=0, atol=2e-4)
+    (values, ranks), (right, expected_ranks) = logprobs(outputs), logprobs(expected)
+    torch.testing.assert_close(values, right, rtol=0, atol=2e-4)
     # Unlikely tokens are so many that last bits decide which of two is before the other.
-    torch.testing.assert_close(ranks, due, rtol=0.02, atol=0)
+    torch.testing.assert_close(ranks, expected_ranks, rtol=0.02, atol=0)
     # ... and it did happen.
-    every = [output.metrics for output in outputs]
-    drafts = sum(one.draft_tokens for one in every)
-    accepted = sum(one.accepted_draft_tokens for one in every)
-    assert sum(one.preemptions for one in every) > 0
+    all_metrics = [output.metrics for output in outputs]
+    drafts = sum(metrics.draft_tokens for metrics in all_metrics)
+    accepted = sum(metrics.accepted_draft_tokens for metrics in all_metrics)
+    assert sum(metrics.preemptions for metrics in all_metrics) > 0
     reasons = [reason for turn in turns for reason in turn.reasons]
-    assert any(isinstance(one, Admitted) and one.hit for one in reasons)
-    assert {one.finish_reason for o in outputs for one in o.outputs} == {"stop", "length"}
+    assert any(isinstance(reason, Admitted) and reason.hit for reason in reasons)
+    assert {completion.finish_reason for o in outputs for completion in o.outputs} == {
+        "stop",
+        "length",
+    }
     assert adaptive or 0 < accepted < drafts
 
 
@@ -212,18 +221,22 @@ def compared(
     params: Sequence[SamplingParams],
 ) -> Compared:
     partings, error = list[Parting](), 0.0
-    for request, (one, other) in enumerate(zip(plain, drafted, strict=True)):
-        both = [output.outputs[0] for output in (one, other)]
-        for place, tokens in enumerate(zip(*(o.token_ids for o in both), strict=True)):
+    for request, (plain_output, drafted_output) in enumerate(
+        zip(plain, drafted, strict=True)
+    ):
+        completions = [output.outputs[0] for output in (plain_output, drafted_output)]
+        for place, tokens in enumerate(
+            zip(*(o.token_ids for o in completions), strict=True)
+        ):
             values = [
                 (o.logprobs or ())[place][token].logprob
-                for o, token in zip(both, tokens, strict=True)
+                for o, token in zip(completions, tokens, strict=True)
             ]
             if tokens[0] == tokens[1]:
                 error = max(error, abs(values[0] - values[1]))
                 continue
             if params[request].temperature:
-                position = len(one.prompt_token_ids or ()) + place
+                position = len(plain_output.prompt_token_ids or ()) + place
                 key = draw_key(stream(request, 0), position)
                 noise = [gumbel(noise_bits(key, token)) for token in tokens]
                 values = [a + b for a, b in zip(values, noise, strict=True)]
@@ -257,13 +270,13 @@ def test_in_bfloat16_texts_part_only_where_two_tokens_are_as_good(
 ) -> None:
     params, plain = in_bfloat16(device, count, None)
     _, drafted = in_bfloat16(device, count, method)
-    both = compared(plain, drafted, params)
-    gaps = [parting.gap for parting in both.partings]
+    comparison = compared(plain, drafted, params)
+    gaps = [parting.gap for parting in comparison.partings]
     largest = max(gaps, default=0.0)
     print(
         f"{len(gaps)} of {count} texts part, at gaps up to {largest:.2g}; "
-        f"log-probabilities differ by up to {both.error:.2g}"
+        f"log-probabilities differ by up to {comparison.error:.2g}"
     )
     # Of processors that add up in one order for every shape of batch, there is no error.
-    assert both.error < ROUNDING
+    assert comparison.error < ROUNDING
     assert largest < ROUNDING

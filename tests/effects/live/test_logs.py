@@ -25,13 +25,13 @@ logging.getLogger("minfer.start").info("loading")
 
 @pytest.mark.long
 def test_warnings_and_the_start_name_their_process() -> None:
-    found = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", CODE], capture_output=True, text=True, check=True
     )
-    warning, start = found.stderr.splitlines()
+    warning, start = completed.stderr.splitlines()
     assert warning.endswith(" minfer api server 1 WARNING minfer.link: it is cut")
     assert start.endswith(" minfer api server 1 INFO minfer.start: loading")
-    assert not found.stdout
+    assert not completed.stdout
 
 
 def line(text: str, *values: object, level: int = logging.WARNING) -> logging.LogRecord:

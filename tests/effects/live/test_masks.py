@@ -10,9 +10,9 @@ from minfer.records.state import initial
 
 def test_masks_that_have_been_made_are_there() -> None:
     masked = StepMasks((Mask(1, b"\x01"),), (Finish("a", 0, 3),))
-    made = ready_masks(masked)
-    assert made.done()
-    assert made.result(0) is masked
+    future = ready_masks(masked)
+    assert future.done()
+    assert future.result(0) is masked
 
 
 def test_without_masks_no_row_waits() -> None:
@@ -24,6 +24,6 @@ def test_without_masks_no_row_waits() -> None:
         == ()
     )
     plan = Plan(0, (0,), (0,), (0,), (1,), (1,), deferred=(0,))
-    begun = masks.begin(plan, initial(EngineConfig(num_blocks=1)))
-    assert begun.done()
-    assert begun.result(0) == StepMasks((), ())
+    future = masks.begin(plan, initial(EngineConfig(num_blocks=1)))
+    assert future.done()
+    assert future.result(0) == StepMasks((), ())

@@ -20,7 +20,7 @@ def test_names_are_parsed_as_they_are_made() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "found"),
+    ("name", "expected"),
     [
         ("cmpl-42", ["cmpl-42-0", "cmpl-42-1", "cmpl-42-1#7", "cmpl-42-1#8"]),
         ("cmpl-42-1", ["cmpl-42-1", "cmpl-42-1#7", "cmpl-42-1#8"]),
@@ -30,8 +30,8 @@ def test_names_are_parsed_as_they_are_made() -> None:
         ("chatcmpl-42", []),
     ],
 )
-def test_a_name_means_all_parts_of_what_has_it(name: str, found: list[str]) -> None:
-    assert names_matching(name, IDS) == found
+def test_a_name_means_all_parts_of_what_has_it(name: str, expected: list[str]) -> None:
+    assert names_matching(name, IDS) == expected
 
 
 def test_who_chose_a_request_s_id_gets_that_one_and_no_other() -> None:

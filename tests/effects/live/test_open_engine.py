@@ -62,7 +62,7 @@ def test_weights_that_are_missing_are_named_unless_they_are_made_up(
 
 
 @pytest.mark.parametrize(
-    ("where", "says"),
+    ("target", "says"),
     [
         (
             "minfer.effects.models.checkpoint.checkpoint.load_weights",
@@ -75,12 +75,12 @@ def test_weights_that_are_missing_are_named_unless_they_are_made_up(
     ],
 )
 def test_memory_that_there_is_not_is_reported(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, where: str, says: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, target: str, says: str
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise MemoryError("no room\nat all")
 
-    monkeypatch.setattr(where, full)
+    monkeypatch.setattr(target, full)
     with pytest.raises(NotEnoughMemoryError, match=says):
         open_executor(prepared(folder), None)
 
@@ -89,22 +89,22 @@ def test_its_progress_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch)
     reported = list[StartProgress]()
     open_executor(prepared(folder), None, reported.append).close()
     assert reported == [StartProgress(WEIGHTS, 0, 1), StartProgress(WEIGHTS, 1, 1)]
-    made = list[Readiness]()
+    readied = list[Readiness]()
 
     def executor(*_: object, readiness: Readiness, **__: object) -> None:
-        made.append(readiness)
+        readied.append(readiness)
 
-    where = "minfer.effects.execution.torch_executor.TorchExecutor"
-    monkeypatch.setattr(where, executor)
+    target = "minfer.effects.execution.torch_executor.TorchExecutor"
+    monkeypatch.setattr(target, executor)
     setup = prepared(folder)
     for advice, filtered in (({}, False), ({"temperature": 0.7, "top_p": 0.8}, True)):
         open_executor(evolve(setup, default_params=advice), None, reported.append)
-        assert made[-1].likely == SamplingNeeds(filtered=filtered, scored=False)
-        assert made[-1].report == reported.append
+        assert readied[-1].likely == SamplingNeeds(filtered=filtered, scored=False)
+        assert readied[-1].report == reported.append
 
 
 @pytest.mark.parametrize(
-    ("config", "fewer"),
+    ("config", "has_fewer"),
     [
         (None, False),
         ({"method": "ngram", "adaptive": False}, True),
@@ -113,22 +113,22 @@ def test_its_progress_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_an_executor_foresees_that_rows_have_fewer_drafts(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, config: Any, fewer: bool
+    folder: Path, monkeypatch: pytest.MonkeyPatch, config: Any, has_fewer: bool
 ) -> None:
     """It is opened before costs are known, when the engine's own settings do not say yet
     that rows have as many as pay.
     """
-    made = list[Readiness]()
+    readied = list[Readiness]()
 
     def executor(*_: object, readiness: Readiness, **__: object) -> None:
-        made.append(readiness)
+        readied.append(readiness)
 
-    where = "minfer.effects.execution.torch_executor.TorchExecutor"
-    monkeypatch.setattr(where, executor)
+    target = "minfer.effects.execution.torch_executor.TorchExecutor"
+    monkeypatch.setattr(target, executor)
     if config and config["method"] == "draft_model":
         config = {**config, "model": str(folder)}
     open_executor(prepared(folder, speculative_config=config), None)
-    assert made[-1].fewer_drafts == fewer
+    assert readied[-1].fewer_drafts == has_fewer
 
 
 def test_without_a_folder_there_is_no_journal(folder: Path) -> None:
@@ -146,15 +146,15 @@ def test_a_journal_says_what_it_was_made_with(
     assert writer is not None
     writer.close(initial(setup.config))
     opened.close()
-    about = read_journal(tmp_path).about
-    assert about["model"] == str(folder)
-    assert about["executor"] == executor
-    assert (about["dtype"], about["seed"], about["eager"]) == ("float32", 3, False)
-    assert about["fingerprint"] == setup.fingerprint.hex()
-    versions = about["versions"]
+    details = read_journal(tmp_path).about
+    assert details["model"] == str(folder)
+    assert details["executor"] == executor
+    assert (details["dtype"], details["seed"], details["eager"]) == ("float32", 3, False)
+    assert details["fingerprint"] == setup.fingerprint.hex()
+    versions = details["versions"]
     assert versions["python"] == platform.python_version()
     assert ("torch" in versions) == (executor == "torch")
-    assert about["kernels"] == {}  # there are none on the CPU
+    assert details["kernels"] == {}  # there are none on the CPU
 
 
 def test_a_folder_that_cannot_be_written_is_named(folder: Path, tmp_path: Path) -> None:

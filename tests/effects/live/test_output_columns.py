@@ -32,7 +32,7 @@ def test_who_has_nothing_beside_its_tokens_has_an_empty_place() -> None:
 
 def test_drafts_are_a_column_too() -> None:
     assert drafts_column((), (A, B)) == ()
-    some = (StepDrafts(3, (B, ("gone", 0)), (9, 9), (4, 4), (2, 2)),)
-    assert drafts_column(some, (A, B)) == (0, 4)
-    twice = (*some, StepDrafts(4, (B,), (12,), (1,), (0,)))
+    drafts = (StepDrafts(3, (B, ("gone", 0)), (9, 9), (4, 4), (2, 2)),)
+    assert drafts_column(drafts, (A, B)) == (0, 4)
+    twice = (*drafts, StepDrafts(4, (B,), (12,), (1,), (0,)))
     assert drafts_column(twice, (B, A, B)) == (5, 0, 0), "of two steps in one turn"

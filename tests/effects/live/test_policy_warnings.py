@@ -56,7 +56,7 @@ def test_each_kind_of_fault_is_warned_of_once(
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="minfer.engine"):
         serve(Faulty())
-    texts = sorted(one.getMessage() for one in caplog.records)
+    texts = sorted(record.getMessage() for record in caplog.records)
     assert len(texts) == 3
     begin = "scheduling policy Faulty: "
     assert texts[0].startswith(f"{begin}budget returned a str; the engine answers as ")

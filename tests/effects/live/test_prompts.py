@@ -49,9 +49,9 @@ def test_one_prompt_or_several() -> None:
     assert as_list({"prompt": "ab"}) == [{"prompt": "ab"}]
     assert as_list([]) == []
     # What is no token id makes it several prompts, of which read_prompt says more.
-    several: Any
-    for several in (["ab", ids], [True], [None]):
-        assert as_list(several) == several
+    prompts: Any
+    for prompts in (["ab", ids], [True], [None]):
+        assert as_list(prompts) == prompts
     with pytest.raises(RequestError, match="prompts must be a string, token ids"):
         as_list(5)  # type: ignore[arg-type]  # the point
 
@@ -60,16 +60,16 @@ def test_every_form_means_the_same(tokenizer: Tokenizer) -> None:
     ids = tuple(tokenizer.encode("def add"))
     for prompt in ("def add", {"prompt": "def add"}):
         assert read_prompt(prompt, tokenizer, 10_000) == TokenizedPrompt("def add", ids)
-    for given in (ids, list(ids), {"prompt_token_ids": ids}, [*map(Whole, ids)]):
-        assert read_prompt(given, tokenizer, 10_000) == TokenizedPrompt(None, ids)
+    for form in (ids, list(ids), {"prompt_token_ids": ids}, [*map(Whole, ids)]):
+        assert read_prompt(form, tokenizer, 10_000) == TokenizedPrompt(None, ids)
     requested = TokenizedPrompt("rendered", [1], b"salt")
     assert read_prompt(requested, None, 2) is requested
 
 
 def test_a_salt_is_the_prompts_own_or_the_callers() -> None:
     assert read_prompt([1], None, 2, b"theirs").salt == b"theirs"
-    own = {"prompt_token_ids": [1], "cache_salt": "own\ud800"}
-    assert read_prompt(own, None, 2, b"theirs").salt == b"own\xed\xa0\x80"
+    prompt = {"prompt_token_ids": [1], "cache_salt": "own\ud800"}
+    assert read_prompt(prompt, None, 2, b"theirs").salt == b"own\xed\xa0\x80"
 
 
 @pytest.mark.parametrize(

@@ -32,24 +32,24 @@ class World:
     def turn(self, *news: Event, drafts: tuple[StepDrafts, ...] = ()) -> Transition:
         """Take a turn; afterwards `heard` has what it told, in its order."""
         self.time += MORE
-        done = (self.oracle.collect(),) if self.oracle.plans else ()
-        events = (Tick(self.time), *done, *news)
+        executed = (self.oracle.collect(),) if self.oracle.plans else ()
+        events = (Tick(self.time), *executed, *news)
         before, moved = self.state, step(CONFIG, self.state, events)
         self.reporter.report_admissions(before, events, moved)
         self.before_step = len(self.heard)
-        for one in moved.commands:
-            if isinstance(one, Execute):
-                self.oracle.launch(one.plan)
+        for command in moved.commands:
+            if isinstance(command, Execute):
+                self.oracle.launch(command.plan)
         self.state = moved.state
-        if (found := self.reporter.outputs_of(events, moved, drafts)) is not None:
-            self.reporter.send(found)
+        if (outputs := self.reporter.outputs_of(events, moved, drafts)) is not None:
+            self.reporter.send(outputs)
         return moved
 
     def news(self) -> list[TurnOutputs]:
         """What was heard since this was asked last."""
-        found = [one for one in self.heard if isinstance(one, TurnOutputs)]
+        outputs = [message for message in self.heard if isinstance(message, TurnOutputs)]
         self.heard.clear()
-        return found
+        return outputs
 
 
 def ask(name: str, tokens: int = 2) -> Submit:
@@ -59,16 +59,16 @@ def ask(name: str, tokens: int = 2) -> Submit:
 def test_a_turn_is_one_message_with_all_that_it_brought() -> None:
     world = World()
     world.turn(ask("a", 1))
-    (came,) = world.news()
-    assert came.arrived == ("a",)
-    assert [type(one) for one in came.reasons] == [Admitted]
-    assert came.time == MORE
+    (first,) = world.news()
+    assert first.arrived == ("a",)
+    assert [type(reason) for reason in first.reasons] == [Admitted]
+    assert first.time == MORE
     world.turn(ask("b"))
-    (both,) = world.news()
-    assert (both.ids, len(both.tokens[0])) == ((("a", 0),), 1)
-    assert [done.id for done in both.finished] == ["a"]
-    assert both.arrived == ("b",)
-    assert [type(one) for one in both.reasons] == [Admitted]  # the end comes once
+    (second,) = world.news()
+    assert (second.ids, len(second.tokens[0])) == ((("a", 0),), 1)
+    assert [end.id for end in second.finished] == ["a"]
+    assert second.arrived == ("b",)
+    assert [type(reason) for reason in second.reasons] == [Admitted]  # the end comes once
 
 
 def test_a_turn_without_outputs_reports_nothing() -> None:
@@ -94,10 +94,10 @@ def test_admissions_are_reported_before_the_step_to_clients_that_want_them() -> 
     assert first == late, "the same, and nothing is left to tell"
     usual.turn(ask("b"))
     early.turn(ask("b"))
-    (whole,), (start, rest) = usual.news(), early.news()
-    assert (start.arrived, start.reasons) == (whole.arrived, whole.reasons)
+    (single,), (start, results) = usual.news(), early.news()
+    assert (start.arrived, start.reasons) == (single.arrived, single.reasons)
     assert (start.ids, start.finished) == ((), ())
-    assert rest == evolve(whole, arrived=(), reasons=())
+    assert results == evolve(single, arrived=(), reasons=())
 
 
 def test_what_does_not_start_is_reported_afterwards() -> None:
@@ -106,9 +106,9 @@ def test_what_does_not_start_is_reported_afterwards() -> None:
     world.news()
     world.turn(ask("b"))
     assert world.before_step == 0
-    (held,) = world.news()
-    assert held.arrived == ("b",)
-    assert QueueBlocked in map(type, held.reasons)
+    (message,) = world.news()
+    assert message.arrived == ("b",)
+    assert QueueBlocked in map(type, message.reasons)
 
 
 def test_seconds_are_counted_by_what_the_next_in_line_waited_for() -> None:
@@ -125,17 +125,17 @@ def test_seconds_are_counted_by_what_the_next_in_line_waited_for() -> None:
 def test_a_death_is_reported_once_and_when_the_lock_is_free() -> None:
     lock, heard = threading.Condition(), list[tuple[EngineMessage, bool]]()
 
-    def other_could(found: list[bool]) -> None:
+    def other_could(results: list[bool]) -> None:
         if free := lock.acquire(timeout=0.05):
             lock.release()
-        found.append(free)
+        results.append(free)
 
     def hear(message: EngineMessage) -> None:
-        found = list[bool]()
-        other = threading.Thread(target=other_could, args=(found,))
-        other.start()
-        other.join()
-        heard.append((message, found[0]))
+        results = list[bool]()
+        thread = threading.Thread(target=other_could, args=(results,))
+        thread.start()
+        thread.join()
+        heard.append((message, results[0]))
 
     reporter = OutputReporter(CONFIG, lock)
     reporter.listen(hear)

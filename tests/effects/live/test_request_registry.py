@@ -13,10 +13,10 @@ SERVED = {RequestStage.COMPILING, RequestStage.SUBMITTED}
 
 
 def test_a_request_that_is_passed_on_keeps_its_record() -> None:
-    live, one = RequestRegistry(), request()
-    record = live.add(one, read=True)
-    assert live.add(one) is record, "as by the engine client, after an API server"
-    assert (record.read, record.request) == (True, one)
+    live, submitted = RequestRegistry(), request()
+    record = live.add(submitted, read=True)
+    assert live.add(submitted) is record, "as by the engine client, after an API server"
+    assert (record.read, record.request) == (True, submitted)
     assert not live.is_served("a")
     record.stage = RequestStage.SUBMITTED
     assert live.is_served("a")
@@ -25,18 +25,18 @@ def test_a_request_that_is_passed_on_keeps_its_record() -> None:
 
 @pytest.mark.parametrize("stage", RequestStage)
 def test_an_id_is_in_use_until_its_record_is_gone(stage: RequestStage) -> None:
-    live, one = RequestRegistry(), request()
-    live.add(one, read=True).stage = stage
+    live, submitted = RequestRegistry(), request()
+    live.add(submitted, read=True).stage = stage
     says = "a request with the id 'a' is being served; ids must differ"
     with pytest.raises(RequestError, match=says):
-        live.check_new(evolve(one))  # an equal one, of another caller
+        live.check_new(evolve(submitted))  # an equal one, of another caller
     if stage is not RequestStage.NEW:
         with pytest.raises(RequestError, match=says):
-            live.add(one)
+            live.add(submitted)
     assert len(live) == 1
     live.end("a")
     live.release("a")
-    assert live.add(evolve(one)).stage is RequestStage.NEW
+    assert live.add(evolve(submitted)).stage is RequestStage.NEW
 
 
 MOVES = st.sampled_from(["add", "read", "submit", "compile", "search", "end", "release"])
@@ -45,14 +45,14 @@ MOVES = st.sampled_from(["add", "read", "submit", "compile", "search", "end", "r
 @given(st.lists(MOVES, max_size=12))
 def test_a_record_is_there_while_it_is_needed(moves: list[str]) -> None:
     live = RequestRegistry()
-    there, read, stage = False, False, RequestStage.NEW
+    present, read, stage = False, False, RequestStage.NEW
     for move in moves:
         match move:
-            case "add" | "read" if not there:
-                there, read, stage = True, move == "read", RequestStage.NEW
+            case "add" | "read" if not present:
+                present, read, stage = True, move == "read", RequestStage.NEW
                 live.add(request(), read=read)
             case "submit" | "compile" | "search" if (
-                there and stage is not RequestStage.ENDED
+                present and stage is not RequestStage.ENDED
             ):
                 stage = {
                     "submit": RequestStage.SUBMITTED,
@@ -62,13 +62,13 @@ def test_a_record_is_there_while_it_is_needed(moves: list[str]) -> None:
                 live["a"].stage = stage
             case "end":
                 live.end("a")
-                there, stage = there and read, RequestStage.ENDED
+                present, stage = present and read, RequestStage.ENDED
             case "release":
                 live.release("a")
                 read = False
-                there = there and stage not in {RequestStage.NEW, RequestStage.ENDED}
-        assert ("a" in live) == there
+                present = present and stage not in {RequestStage.NEW, RequestStage.ENDED}
+        assert ("a" in live) == present
         assert (
-            live.is_served("a") == ("a" in live.served()) == (there and stage in SERVED)
+            live.is_served("a") == ("a" in live.served()) == (present and stage in SERVED)
         )
-        assert not there or live["a"].read == read
+        assert not present or live["a"].read == read

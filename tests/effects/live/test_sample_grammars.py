@@ -24,9 +24,9 @@ BLOCK = 4
 ALL = b"\xff\xff"
 
 
-def grammar(given: int = 0, **more: Any) -> SampleGrammar:
-    request = ask("a", **more)
-    return SampleGrammar((request.id, 0), request, given)
+def grammar(consumed: int = 0, **settings: Any) -> SampleGrammar:
+    request = ask("a", **settings)
+    return SampleGrammar((request.id, 0), request, consumed)
 
 
 @pytest.fixture(scope="module")
@@ -46,63 +46,71 @@ def output(running: Running) -> tuple[int, ...]:
 
 def test_a_matcher_is_due_behind_the_last_token_that_is_known(running: Running) -> None:
     assert len(output(running)) == 9
-    for given in range(10):
-        one = grammar(given)
-        due = due_mask(one, running, 0, BLOCK)
-        assert (due.back, due.tokens) == (0, output(running)[given:])
-        assert due.length == 9
-        assert one.consumed == 9
+    for consumed in range(10):
+        sample_grammar = grammar(consumed)
+        mask = due_mask(sample_grammar, running, 0, BLOCK)
+        assert (mask.back, mask.tokens) == (0, output(running)[consumed:])
+        assert mask.length == 9
+        assert sample_grammar.consumed == 9
 
 
 def test_what_does_not_count_any_more_is_taken_back_first(running: Running) -> None:
-    one = grammar(given=11)
-    due = due_mask(one, running, 0, BLOCK)
-    assert (due.back, due.tokens, due.length) == (2, (), 9)
-    assert one.consumed == 9
+    sample_grammar = grammar(consumed=11)
+    mask = due_mask(sample_grammar, running, 0, BLOCK)
+    assert (mask.back, mask.tokens, mask.length) == (2, (), 9)
+    assert sample_grammar.consumed == 9
 
 
 @pytest.mark.parametrize(
-    ("length", "back", "made"), [(9, 0, True), (8, 0, False), (9, 1, False)]
+    ("length", "back", "is_made"), [(9, 0, True), (8, 0, False), (9, 1, False)]
 )
 def test_a_mask_is_made_once_for_so_many_tokens(
-    length: int, back: int, made: bool
+    length: int, back: int, is_made: bool
 ) -> None:
-    one = grammar()
-    assert not DueMask(one, back, (), 9).is_made
-    one.allowed = AllowedTokens(length, ALL)
-    assert DueMask(one, back, (), 9).is_made == made
+    sample_grammar = grammar()
+    assert not DueMask(sample_grammar, back, (), 9).is_made
+    sample_grammar.allowed = AllowedTokens(length, ALL)
+    assert DueMask(sample_grammar, back, (), 9).is_made == is_made
 
 
 def test_for_whom_there_can_be_no_matcher_no_mask_is_to_be_made() -> None:
-    one = grammar()
-    one.failed = GrammarError("no way")
-    assert DueMask(one, 0, (), 9).is_made
+    sample_grammar = grammar()
+    sample_grammar.failed = GrammarError("no way")
+    assert DueMask(sample_grammar, 0, (), 9).is_made
 
 
-@pytest.mark.parametrize("done", [False, True])
-def test_a_walk_is_busy_until_its_thread_is_done(done: bool) -> None:
-    one = grammar()
-    one.wait_for_job()  # which waits for nothing
-    one.job = Future()
-    if done:
-        one.job.set_exception(ValueError())
-    assert one.busy == (not done)
-    if done:
-        one.wait_for_job()
-        assert one.job is None
+@pytest.mark.parametrize("is_done", [False, True])
+def test_a_walk_is_busy_until_its_thread_is_done(is_done: bool) -> None:
+    sample_grammar = grammar()
+    sample_grammar.wait_for_job()  # which waits for nothing
+    sample_grammar.job = Future()
+    if is_done:
+        sample_grammar.job.set_exception(ValueError())
+    assert sample_grammar.busy == (not is_done)
+    if is_done:
+        sample_grammar.wait_for_job()
+        assert sample_grammar.job is None
 
 
 def test_what_may_not_end_an_output_yet_is_barred() -> None:
-    one = grammar(sampling={"min_tokens": 3}, stop_ids=frozenset({EOS, 9}))
-    one.forbidden_tokens = frozenset({12})
-    assert one.min_tokens == 3
-    assert barred_tokens(one) == {EOS, 9, 12}  # all that may end it, and what never comes
+    sample_grammar = grammar(sampling={"min_tokens": 3}, stop_ids=frozenset({EOS, 9}))
+    sample_grammar.forbidden_tokens = frozenset({12})
+    assert sample_grammar.min_tokens == 3
+    assert barred_tokens(sample_grammar) == {
+        EOS,
+        9,
+        12,
+    }  # all that may end it, and what never comes
 
 
 def test_who_has_lost_a_matcher_begins_anew_and_is_not_new() -> None:
-    one: Any = grammar()
-    assert one.is_new
-    one.consumed, one.allowed = 3, AllowedTokens(3, ALL)
-    one.discard_matcher()
-    assert (one.consumed, one.allowed, one.matcher) == (0, None, None)
-    assert not one.is_new, "a thread was told of it before"
+    sample_grammar: Any = grammar()
+    assert sample_grammar.is_new
+    sample_grammar.consumed, sample_grammar.allowed = 3, AllowedTokens(3, ALL)
+    sample_grammar.discard_matcher()
+    assert (sample_grammar.consumed, sample_grammar.allowed, sample_grammar.matcher) == (
+        0,
+        None,
+        None,
+    )
+    assert not sample_grammar.is_new, "a thread was told of it before"

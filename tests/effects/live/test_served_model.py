@@ -37,10 +37,10 @@ NAMES: Any = {
 def test_the_signature_is_that_of_the_settings(kind: type[ServedModel]) -> None:
     fields = attrs.fields(EngineArgs)
     types = get_type_hints(EngineArgs)
-    known = dict(inspect.signature(kind).parameters)
-    assert list(known) == [field.name for field in fields]
+    parameters = dict(inspect.signature(kind).parameters)
+    assert list(parameters) == [field.name for field in fields]
     for field in fields:
-        parameter = known[field.name]
+        parameter = parameters[field.name]
         assert parameter.default == field.default, field.name
         assert parameter.annotation == types[field.name], field.name
         positional = parameter.kind is parameter.POSITIONAL_OR_KEYWORD
@@ -52,22 +52,22 @@ def test_every_setting_arrives() -> None:
     odd: dict[str, Any] = {
         field.name: f"odd {field.name}" for field in attrs.fields(EngineArgs)
     }
-    seen: list[EngineArgs] = []
+    received: list[EngineArgs] = []
 
     class Model(ServedModel):
         def _open(self, args: EngineArgs, report: Report = ignore_progress) -> None:
             del report
-            seen.append(args)
+            received.append(args)
 
     with attrs.validators.disabled():
         Model(**odd)
-    assert attrs.asdict(seen[0], recurse=False) == odd
+    assert attrs.asdict(received[0], recurse=False) == odd
 
 
 @pytest.mark.parametrize("method", CHATS)
 def test_a_conversations_options_are_named(method: Any) -> None:
     types = get_type_hints(ChatOptions)
-    known = inspect.signature(method).parameters
+    parameters = inspect.signature(method).parameters
     hints = get_type_hints(method, localns=NAMES)
     defaults = {
         "tools": None,
@@ -77,8 +77,8 @@ def test_a_conversations_options_are_named(method: Any) -> None:
     }
     assert defaults.keys() == types.keys()
     for name, default in defaults.items():
-        assert known[name].kind is known[name].KEYWORD_ONLY
-        assert known[name].default == default
+        assert parameters[name].kind is parameters[name].KEYWORD_ONLY
+        assert parameters[name].default == default
         assert hints[name] == types[name]
 
 
@@ -112,7 +112,7 @@ def test_special_tokens_may_be_shown(tmp_path: Path) -> None:
 
         async def text(*shown: str) -> str:
             outputs = llm.generate("x", params, shown=shown)
-            return "".join([one.outputs[0].text async for one in outputs])
+            return "".join([output.outputs[0].text async for output in outputs])
 
         async def both() -> tuple[str, str]:
             return await text(), await text("[ARGS]", "b", "[Y]")

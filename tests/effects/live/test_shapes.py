@@ -26,18 +26,18 @@ def test_words_are_read_with_and_without_a_space(tokenizer: Tokenizer) -> None:
 
 
 def test_words_that_cannot_be_read(tokenizer: Tokenizer) -> None:
-    for words, reader, why in (
+    for words, reader, message in (
         (["x"], None, "no tokenizer"),
         (["\ud800"], tokenizer, "surrogate"),
     ):
-        with pytest.raises(RequestError, match=why) as caught:
+        with pytest.raises(RequestError, match=message) as caught:
             read_bad_words(words, reader)
         assert caught.value.param == "bad_words"
     assert read_bad_words([], None) == ()
 
 
 @pytest.mark.parametrize(
-    ("how", "stops", "words", "param"),
+    ("options", "stops", "words", "param"),
     [
         ({"logit_bias": {VOCAB: 1}}, (), (), "logit_bias"),
         ({"allowed_token_ids": [1, VOCAB]}, (), (), "allowed_token_ids"),
@@ -60,16 +60,16 @@ def test_words_that_cannot_be_read(tokenizer: Tokenizer) -> None:
     ],
 )
 def test_what_cannot_be_is_refused_by_its_name(
-    how: dict[str, Any], stops: Any, words: Any, param: str
+    options: dict[str, Any], stops: Any, words: Any, param: str
 ) -> None:
     with pytest.raises(RequestError) as caught:
-        check_shape(VOCAB, SamplingParams(**how), frozenset(stops), words)
+        check_shape(VOCAB, SamplingParams(**options), frozenset(stops), words)
     assert caught.value.param == param
     assert str(caught.value).startswith(f"{param}: ")
 
 
 @pytest.mark.parametrize(
-    ("how", "stops", "words"),
+    ("options", "stops", "words"),
     [
         ({"logit_bias": {VOCAB - 1: 1}, "allowed_token_ids": [VOCAB - 1]}, (), ()),
         ({"allowed_token_ids": [1, 2]}, (1, 2), ()),
@@ -79,6 +79,6 @@ def test_what_cannot_be_is_refused_by_its_name(
     ],
 )
 def test_what_leaves_a_token_is_taken(
-    how: dict[str, Any], stops: Any, words: Any
+    options: dict[str, Any], stops: Any, words: Any
 ) -> None:
-    check_shape(VOCAB, SamplingParams(**how), frozenset(stops), words)
+    check_shape(VOCAB, SamplingParams(**options), frozenset(stops), words)

@@ -21,9 +21,9 @@ from tests.effects.live.slow import SLOW, Engine, on, plain
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(grammar_masks, "time", made)
-    return made
+    clock_stub = Clock()
+    monkeypatch.setattr(grammar_masks, "time", clock_stub)
+    return clock_stub
 
 
 def quick_ones(clock: Clock, *names: str) -> Engine:
@@ -175,8 +175,8 @@ def test_any_error_in_a_thread_ends_only_its_sample(
     engine = Engine(clock)
     engine.turn(plain(), ask("a"))
 
-    def broken(due: DueMask) -> None:
-        raise OSError(f"no more memory for {due.grammar.name[0]}")
+    def broken(mask: DueMask) -> None:
+        raise OSError(f"no more memory for {mask.grammar.name[0]}")
 
     monkeypatch.setattr(engine.masks, "_make_mask", broken)
     engine.threads.run()
@@ -212,8 +212,8 @@ def test_what_is_made_for_a_sample_that_has_left_is_dropped(clock: Clock) -> Non
     assert not len(engine.masks)
     engine.threads.run()
     engine.turn(times=2)
-    ignored = [one for one in engine.reasons if isinstance(one, Ignored)]
-    assert [one.event for one in ignored] == ["pause"]
+    ignored = [reason for reason in engine.reasons if isinstance(reason, Ignored)]
+    assert [reason.event for reason in ignored] == ["pause"]
     assert not engine.slow
     assert engine.lengths("p") == [3]
 
@@ -338,17 +338,17 @@ def test_a_matcher_is_for_one_thread_at_a_time(clock: Clock) -> None:
 def test_a_sample_whose_masks_are_being_made_may_be_closed(clock: Clock) -> None:
     engine = Engine(clock)
     engine.turn(plain(), ask("a"), ask("b"))
-    begun = []
+    started = []
 
     class Closing(Counting):
         def bits(self) -> bytes:
-            begun.append(self)
+            started.append(self)
             engine.driver.close()
             return super().bits()
 
     engine.compiler.kind = Closing
     engine.threads.run()
-    assert len(begun) == 1  # the other one's was cancelled
+    assert len(started) == 1  # the other one's was cancelled
     assert not len(engine.masks)
     assert not engine.slow
 

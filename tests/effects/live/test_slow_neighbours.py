@@ -13,18 +13,18 @@ PER_MASK = 5  # turns that pass until a slow mask is there
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(grammar_masks, "time", made)
-    return made
+    clock_stub = Clock()
+    monkeypatch.setattr(grammar_masks, "time", clock_stub)
+    return clock_stub
 
 
-def pace(engine: Engine, *wanted: Request) -> list[float]:
+def pace(engine: Engine, *requests: Request) -> list[float]:
     """How many turns a token of each takes, once all have begun. Threads make masks
     within a turn, but for the request "slow", where that takes `PER_MASK`.
     """
-    names = [one.id for one in wanted]
+    names = [request.id for request in requests]
     before = list[int]()
-    engine.post(*wanted)
+    engine.post(*requests)
     for _ in range(7):
         for _ in range(PER_MASK):
             engine.turn()

@@ -45,7 +45,10 @@ AVERAGE = '''def average(numbers):
         return 0
     return sum(numbers) / len(numbers)
 '''
-AGAIN = tuple(f"{one}\n\n{one[: one.index('(') + 1]}" for one in (GCD, IS_PRIME, AVERAGE))
+AGAIN = tuple(
+    f"{prompt}\n\n{prompt[: prompt.index('(') + 1]}"
+    for prompt in (GCD, IS_PRIME, AVERAGE)
+)
 # Ways to ask, for each prompt.
 GREEDY = [SamplingParams(temperature=0, max_tokens=40)] * 3
 SAMPLED = [SamplingParams(temperature=1, max_tokens=40, seed=3)] * 3
@@ -74,14 +77,16 @@ def answers(
     fixed = None if config is None else {**config, "adaptive": False}
     with LLM(speculative_config=fixed, **{**sizes, **settings}) as llm:
         turns = llm.worker.driver.record = Seen()
-        found = llm.generate(list(prompts), REQUESTED[requested])
+        outputs = llm.generate(list(prompts), REQUESTED[requested])
     reported = [
-        (one.token_ids, one.text, one.finish_reason)
-        for output in found
-        for one in output.outputs
+        (completion.token_ids, completion.text, completion.finish_reason)
+        for output in outputs
+        for completion in output.outputs
     ]
-    some = (sample_drafts(one.before, one.events, one.transition) for one in turns)
-    return reported, tally_of(chain.from_iterable(some))
+    judgements = (
+        sample_drafts(turn.before, turn.events, turn.transition) for turn in turns
+    )
+    return reported, tally_of(chain.from_iterable(judgements))
 
 
 @cache
@@ -94,11 +99,13 @@ def plain(requested: str, prompts: Sequence[str] = PROMPTS) -> list[Any]:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("requested", "least"),
+    ("requested", "min_rate"),
     [("greedy", 0.5), ("mixed", 0.3), *claimed([("sampled", 0.3)])],
 )
 @pytest.mark.parametrize("drafts", [3, *claimed([(1,), (8,)])])
-def test_with_the_bundled_draft_model(requested: str, least: float, drafts: int) -> None:
+def test_with_the_bundled_draft_model(
+    requested: str, min_rate: float, drafts: int
+) -> None:
     config = {
         "method": "draft_model",
         "num_speculative_tokens": drafts,
@@ -106,7 +113,7 @@ def test_with_the_bundled_draft_model(requested: str, least: float, drafts: int)
     }
     reported, tally = answers(config, requested)
     assert reported == plain(requested)
-    assert tally.by_place[0] > least
+    assert tally.by_place[0] > min_rate
     assert len(tally.by_place) == drafts
 
 

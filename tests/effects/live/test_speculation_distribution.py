@@ -69,16 +69,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def exact(folder: Path, way: str) -> OutputRouter:
     """The probability of every output, by the definitions."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    how = RowSampling.of(SamplingParams(**WAYS[way]), 0, 0)
-    every = [*product(range(VOCAB), repeat=LENGTH)]
+    sampling = RowSampling.of(SamplingParams(**WAYS[way]), 0, 0)
+    outputs = [*product(range(VOCAB), repeat=LENGTH)]
     with torch.inference_mode():
-        texts = torch.tensor([[*PROMPT, *one] for one in every])
+        texts = torch.tensor([[*PROMPT, *ids] for ids in outputs])
         logits = model(texts).logits[:, len(PROMPT) - 1 : -1].tolist()
     shares = OutputRouter()
-    for tokens, lines in zip(every, logits, strict=True):
+    for tokens, lines in zip(outputs, logits, strict=True):
         share = 1.0
         for token, line in zip(tokens, lines, strict=True):
-            share *= chances(scores(line, how)).get(token, 0.0)
+            share *= chances(scores(line, sampling)).get(token, 0.0)
         shares[tokens] = share
     return shares
 
@@ -115,21 +115,23 @@ def written(
     accepted = sum(output.metrics.accepted_draft_tokens for output in outputs)
     assert drafts / 10 < accepted < drafts
     assert drafts > count / 2
-    return Counter(one.token_ids for output in outputs for one in output.outputs)
+    return Counter(
+        completion.token_ids for output in outputs for completion in output.outputs
+    )
 
 
-def is_far(found: Counter[tuple[int, ...]], shares: OutputRouter) -> bool:
+def is_far(counts: Counter[tuple[int, ...]], shares: OutputRouter) -> bool:
     """Whether what was found is not of this distribution."""
-    count = found.total()
-    expected = {one: count * share for one, share in shares.items()}
-    if any(not expected[one] for one in found):
+    count = counts.total()
+    expected = {tokens: count * share for tokens, share in shares.items()}
+    if any(not expected[tokens] for tokens in counts):
         return True
-    cells = {one for one, many in expected.items() if many >= LEAST}
-    pairs = [(found[one], expected[one]) for one in cells]
-    rare = count - sum(many for _, many in pairs)
+    cells = {tokens for tokens, mean in expected.items() if mean >= LEAST}
+    pairs = [(counts[tokens], expected[tokens]) for tokens in cells]
+    rare = count - sum(mean for _, mean in pairs)
     if rare >= LEAST:
-        pairs.append((count - sum(many for many, _ in pairs), rare))
-    chi = sum((many - due) ** 2 / due for many, due in pairs)
+        pairs.append((count - sum(observed for observed, _ in pairs), rare))
+    chi = sum((observed - mean) ** 2 / mean for observed, mean in pairs)
     return chi > critical(len(pairs) - 1)
 
 
@@ -146,7 +148,7 @@ PAIRS: Final = (
     (STANDARD, "draft_model", "temperature"),
 )
 REST: Final = [
-    one for one in product((SAME, STANDARD), METHODS, WAYS) if one not in PAIRS
+    case for case in product((SAME, STANDARD), METHODS, WAYS) if case not in PAIRS
 ]
 
 
@@ -162,11 +164,11 @@ def test_outputs_with_drafts_have_the_distribution_of_the_definition(
     assert not is_far(written(folders, method, way, count, rule), shares)
 
 
-def nearly(**how: Any) -> None:
+def nearly(**arguments: Any) -> None:
     """Lets drafts stand that are one off what was drawn, now and then."""
-    how["state"] = how["state"]._replace(last=how["state"].last // 2)
-    how["drafts"] = how["drafts"] // 2
-    plain.accept_drafts(**how)
+    arguments["state"] = arguments["state"]._replace(last=arguments["state"].last // 2)
+    arguments["drafts"] = arguments["drafts"] // 2
+    plain.accept_drafts(**arguments)
 
 
 @pytest.mark.long
@@ -175,22 +177,24 @@ def test_a_wrong_rule_is_caught(
     folders: tuple[Path, Path], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CpuBackend, "accept_drafts", staticmethod(nearly))
-    found = written(folders, method, "temperature", 3 * FEW)
-    assert is_far(found, exact(folders[0], "temperature"))
+    counts = written(folders, method, "temperature", 3 * FEW)
+    assert is_far(counts, exact(folders[0], "temperature"))
 
 
-def forgetful(drawn: DrawnTokens, drafts: Any, *given: Any, **how: Any) -> DrawnTokens:
+def forgetful(
+    drawn: DrawnTokens, drafts: Any, *arguments: Any, **options: Any
+) -> DrawnTokens:
     """What takes the place of a rejected draft may be that draft."""
-    right = rejecting.rejection_sample(drawn, drafts, *given, **how)
+    right = rejecting.rejection_sample(drawn, drafts, *arguments, **options)
     count = len(drafts.tokens)
     accepted = right.tokens[:count] == drafts.tokens
     tokens = right.tokens[:count].where(accepted, drawn.tokens[:count])
     return DrawnTokens(torch.cat((tokens, drawn.tokens[count:])), drawn.broken)
 
 
-def eager(*given: Any) -> torch.Tensor:
+def eager(*arguments: Any) -> torch.Tensor:
     """Coins by which drafts stand a little too often."""
-    return 0.8 * uniform(*given)
+    return 0.8 * uniform(*arguments)
 
 
 @pytest.mark.long
@@ -209,8 +213,8 @@ def test_a_wrong_rule_of_coins_is_caught(
         monkeypatch.setattr(sampler, "rejection_sample", wrong)
     else:
         monkeypatch.setattr(reject, "uniform", wrong)
-    found = written(folders, method, "temperature", 2 * FEW, STANDARD)
-    assert is_far(found, exact(folders[0], "temperature"))
+    counts = written(folders, method, "temperature", 2 * FEW, STANDARD)
+    assert is_far(counts, exact(folders[0], "temperature"))
 
 
 @pytest.mark.long
@@ -224,5 +228,5 @@ def test_coins_that_are_drafts_noise_are_caught(
         return evolve(right, coins=right.draft)
 
     monkeypatch.setattr(device_rows, "Streams", SimpleNamespace(of=shared))
-    found = written(folders, "draft_model", "temperature", 2 * FEW, STANDARD)
-    assert is_far(found, exact(folders[0], "temperature"))
+    counts = written(folders, "draft_model", "temperature", 2 * FEW, STANDARD)
+    assert is_far(counts, exact(folders[0], "temperature"))

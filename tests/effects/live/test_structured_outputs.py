@@ -34,29 +34,31 @@ EACH = [
 ]
 
 
-def params(requested: StructuredOutputs | None, **more: Any) -> SamplingParams:
-    given = {"temperature": 1.0, "max_tokens": 40, "seed": 5, **more}
-    return SamplingParams(structured_outputs=requested, **given)
+def params(requested: StructuredOutputs | None, **settings: Any) -> SamplingParams:
+    fields = {"temperature": 1.0, "max_tokens": 40, "seed": 5, **settings}
+    return SamplingParams(structured_outputs=requested, **fields)
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(**SETTINGS) as made:
-        yield made
+    with LLM(**SETTINGS) as engine:
+        yield engine
 
 
 def tokens(outputs: list[RequestOutput]) -> list[list[tuple[int, ...]]]:
-    return [[one.token_ids for one in output.outputs] for output in outputs]
+    return [[completion.token_ids for completion in output.outputs] for output in outputs]
 
 
-def serve(llm: LLM, **more: Any) -> list[RequestOutput]:
+def serve(llm: LLM, **settings: Any) -> list[RequestOutput]:
     return llm.generate(
-        PROMPTS, [params(one, n=2, **more) for one in EACH], use_tqdm=False
+        PROMPTS,
+        [params(constraint, n=2, **settings) for constraint in EACH],
+        use_tqdm=False,
     )
 
 
-def one(llm: LLM, requested: StructuredOutputs, **more: Any) -> Any:
-    (output,) = llm.generate(PROMPTS[0], params(requested, **more), use_tqdm=False)
+def complete(llm: LLM, requested: StructuredOutputs, **settings: Any) -> Any:
+    (output,) = llm.generate(PROMPTS[0], params(requested, **settings), use_tqdm=False)
     return output.outputs[0]
 
 
@@ -68,16 +70,18 @@ def expected(llm: LLM) -> list[list[tuple[int, ...]]]:
 @pytest.mark.long
 def test_what_ends_matches_its_constraint_and_stops(llm: LLM) -> None:
     for seed in range(3):
-        done = one(llm, StructuredOutputs(json=SCHEMA), seed=seed, max_tokens=80)
-        if done.finish_reason == "stop":
-            found = json.loads(done.text)
-            assert {"name", "size"} <= found.keys() <= SCHEMA["properties"].keys()  # type: ignore[attr-defined]
-            assert len(found["name"]) <= 12
-            assert 10 <= found["size"] <= 999
-    done = one(llm, StructuredOutputs(choice=["yes", "no"]))
-    assert done.text in ("yes", "no")
-    assert done.finish_reason == "stop"
-    assert done.token_ids[-1] in llm.setup.stop_ids
+        completion = complete(
+            llm, StructuredOutputs(json=SCHEMA), seed=seed, max_tokens=80
+        )
+        if completion.finish_reason == "stop":
+            parsed = json.loads(completion.text)
+            assert {"name", "size"} <= parsed.keys() <= SCHEMA["properties"].keys()  # type: ignore[attr-defined]
+            assert len(parsed["name"]) <= 12
+            assert 10 <= parsed["size"] <= 999
+    completion = complete(llm, StructuredOutputs(choice=["yes", "no"]))
+    assert completion.text in ("yes", "no")
+    assert completion.finish_reason == "stop"
+    assert completion.token_ids[-1] in llm.setup.stop_ids
     assert not len(llm.worker.driver.deferred.masks)  # type: ignore[arg-type]  # which it has
 
 
@@ -95,9 +99,9 @@ def test_what_ends_matches_its_constraint_and_stops(llm: LLM) -> None:
 def test_neither_depth_nor_chunks_nor_preemption_changes_a_token(
     settings: dict[str, Any], expected: list[list[tuple[int, ...]]]
 ) -> None:
-    with LLM(**{**SETTINGS, **settings}) as other:
+    with LLM(**{**SETTINGS, **settings}) as changed:
         reasons = list[Any]()
-        driver = other.worker.driver
+        driver = changed.worker.driver
         turn = driver.turn
 
         def noting(before: Any = None) -> Any:
@@ -106,8 +110,8 @@ def test_neither_depth_nor_chunks_nor_preemption_changes_a_token(
             return turned
 
         driver.turn = noting  # type: ignore[method-assign]  # to see what it decided
-        assert tokens(serve(other)) == expected
-        assert tokens(serve(other)) == expected  # with all prompts cached, if they are
+        assert tokens(serve(changed)) == expected
+        assert tokens(serve(changed)) == expected  # with all prompts cached, if they are
         if "block_size" in settings:
             assert any(isinstance(reason, Preempted) for reason in reasons)
 
@@ -115,8 +119,12 @@ def test_neither_depth_nor_chunks_nor_preemption_changes_a_token(
 @pytest.mark.long
 def test_a_stop_string_ends_an_output_within_its_grammar(llm: LLM) -> None:
     constraint = StructuredOutputs(regex="aaaa;bbbb;cccc")
-    done = one(llm, constraint, stop=[";bb"])
-    assert (done.text, done.finish_reason, done.stop_reason) == ("aaaa", "stop", ";bb")
+    completion = complete(llm, constraint, stop=[";bb"])
+    assert (completion.text, completion.finish_reason, completion.stop_reason) == (
+        "aaaa",
+        "stop",
+        ";bb",
+    )
 
 
 @pytest.mark.long
@@ -124,29 +132,31 @@ def test_an_output_whose_end_is_ignored_is_as_long_as_its_grammar_lets_it(
     llm: LLM,
 ) -> None:
     constraint = StructuredOutputs(regex="a{1,9}")
-    done = one(llm, constraint, ignore_eos=True)
-    assert (done.text, done.finish_reason) == ("a" * 9, "stop")
-    assert llm.setup.stop_ids.isdisjoint(done.token_ids)
+    completion = complete(llm, constraint, ignore_eos=True)
+    assert (completion.text, completion.finish_reason) == ("a" * 9, "stop")
+    assert llm.setup.stop_ids.isdisjoint(completion.token_ids)
 
 
 @pytest.mark.long
 def test_an_output_that_is_cut_is_a_beginning(llm: LLM) -> None:
-    done = one(llm, StructuredOutputs(regex="(abc){9,}"), max_tokens=5)
-    assert done.finish_reason == "length"
-    assert ("abc" * 20).startswith(done.text)
+    completion = complete(llm, StructuredOutputs(regex="(abc){9,}"), max_tokens=5)
+    assert completion.finish_reason == "length"
+    assert ("abc" * 20).startswith(completion.text)
 
 
 @pytest.mark.long
 def test_a_greedy_row_takes_the_likeliest_that_is_allowed(llm: LLM) -> None:
-    done = one(llm, StructuredOutputs(regex="[01]{8}"), temperature=0, logprobs=2)
-    assert len(done.text) == 8
-    assert set(done.text) <= {"0", "1"}
-    assert len(done.logprobs) == len(done.token_ids)
+    completion = complete(
+        llm, StructuredOutputs(regex="[01]{8}"), temperature=0, logprobs=2
+    )
+    assert len(completion.text) == 8
+    assert set(completion.text) <= {"0", "1"}
+    assert len(completion.logprobs) == len(completion.token_ids)
 
 
 def test_what_cannot_be_compiled_is_refused_at_once(llm: LLM) -> None:
     with pytest.raises(RequestError, match="unclosed group") as caught:
-        one(llm, StructuredOutputs(regex="("))
+        complete(llm, StructuredOutputs(regex="("))
     assert caught.value.param == "structured_outputs.regex"
 
 
@@ -157,15 +167,18 @@ def test_a_grammar_that_turns_out_too_much_work_ends_its_own_request(
     constraint = StructuredOutputs(regex="a{3,9}x?")
     llm.grammars.get(constraint)
     stick_at_the_end(monkeypatch)
-    both = [params(constraint, temperature=0), params(None, temperature=0, max_tokens=9)]
+    params_list = [
+        params(constraint, temperature=0),
+        params(None, temperature=0, max_tokens=9),
+    ]
     ended, plain = (
-        out.outputs[0] for out in llm.generate(PROMPTS[:2], both, use_tqdm=False)
+        out.outputs[0] for out in llm.generate(PROMPTS[:2], params_list, use_tqdm=False)
     )
     assert ended.finish_reason == "error"
     assert ended.error == f"{grammar_masks.STUCK_ERROR}: took too long"
     assert ended.text.startswith("aaa")
     monkeypatch.undo()
-    solo = llm.generate(PROMPTS[1], both[1], use_tqdm=False)[0].outputs[0]
+    solo = llm.generate(PROMPTS[1], params_list[1], use_tqdm=False)[0].outputs[0]
     assert plain.token_ids == solo.token_ids
 
 
@@ -173,9 +186,11 @@ def test_a_grammar_that_turns_out_too_much_work_ends_its_own_request(
 @pytest.mark.parametrize("executor", ["dry", "oracle"])
 def test_executors_that_compute_nothing_keep_to_it_too(executor: str) -> None:
     with LLM(executor=executor) as bare:
-        done = one(bare, StructuredOutputs(choice=["yes", "no"]), temperature=0)
-        assert done.text in ("yes", "no")
-        assert done.finish_reason == "stop"
+        completion = complete(
+            bare, StructuredOutputs(choice=["yes", "no"]), temperature=0
+        )
+        assert completion.text in ("yes", "no")
+        assert completion.finish_reason == "stop"
 
 
 REPLAY = """
@@ -197,8 +212,8 @@ def test_a_journal_replays_without_library_model_and_torch(
             serve(recorded)
             with monkeypatch.context() as patched:
                 stick_at_the_end(patched)
-                done = one(recorded, StructuredOutputs(choice=["yes", "no"]))
-                assert done.finish_reason == "error"
+                completion = complete(recorded, StructuredOutputs(choice=["yes", "no"]))
+                assert completion.finish_reason == "error"
         replayed = subprocess.run(
             [sys.executable, "-c", REPLAY, str(folder)], capture_output=True, text=True
         )

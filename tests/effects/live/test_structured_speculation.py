@@ -50,13 +50,13 @@ MORE: tuple[dict[str, Any], ...] = (
 
 def params(count: int) -> list[SamplingParams]:
     """All sorts of requests, no two alike."""
-    made = []
+    chosen = []
     for i in range(count):
         requested = REQUESTED[i % len(REQUESTED)]
         bound = StructuredOutputs(**requested) if requested else None
-        more = {"max_tokens": 60, **MORE[i % len(MORE)]}
-        made.append(SamplingParams(structured_outputs=bound, seed=i, **more))
-    return made
+        settings = {"max_tokens": 60, **MORE[i % len(MORE)]}
+        chosen.append(SamplingParams(structured_outputs=bound, seed=i, **settings))
+    return chosen
 
 
 @define(eq=False, repr=False)
@@ -81,13 +81,13 @@ class Looking:
             launch(plan)
 
         def turned(before: Any = None) -> Any:
-            was = driver.state
-            found = turn(before)
-            self.reasons += found.reasons
+            state = driver.state
+            transition = turn(before)
+            self.reasons += transition.reasons
             self.tally = self.tally.plus(
-                tally_of(sample_drafts(was, driver.last_events, found))
+                tally_of(sample_drafts(state, driver.last_events, transition))
             )
-            return found
+            return transition
 
         executor.launch = launched
         driver.turn = turned  # type: ignore[method-assign]  # to see what it decided
@@ -114,13 +114,13 @@ class Reported:
 
 
 def reported(outputs: Sequence[RequestOutput]) -> list[Reported]:
-    found = []
-    for one in (one for output in outputs for one in output.outputs):
-        every = one.logprobs or ()
-        ranks = tuple((t, lp.rank) for place in every for t, lp in place.items())
-        ends = one.finish_reason, one.stop_reason, one.error
-        found.append(Reported(one.token_ids, one.text, *ends, ranks))
-    return found
+    results = []
+    for completion in (completion for output in outputs for completion in output.outputs):
+        logprobs = completion.logprobs or ()
+        ranks = tuple((t, lp.rank) for place in logprobs for t, lp in place.items())
+        ends = completion.finish_reason, completion.stop_reason, completion.error
+        results.append(Reported(completion.token_ids, completion.text, *ends, ranks))
+    return results
 
 
 def serve(llm: LLM, count: int) -> list[Reported]:
@@ -180,9 +180,9 @@ def test_whatever_is_drafted_outputs_are_those_without(
     assert not looking.separate
     assert looking.beside > 5
     assert sum(looking.tally.accepted) > 5
-    given_way = any(isinstance(one, Preempted) for one in looking.reasons)
+    given_way = any(isinstance(reason, Preempted) for reason in looking.reasons)
     assert given_way == ("block_size" in settings)
-    ends = {one.reason for one in expected}
+    ends = {output.reason for output in expected}
     assert ends >= {"stop", "length"}
 
 

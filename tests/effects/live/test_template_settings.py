@@ -60,14 +60,14 @@ def test_everything_follows_the_template_in_force(tmp_path: Path) -> None:
         default_chat_template_kwargs=defaults,
     ) as llm:
         file.write_text("changed")  # it was read
-        theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer = transformers.PreTrainedTokenizerFast(
             tokenizer_file=str(Path(path) / "tokenizer.json"), chat_template=FLAVOURED
         )
-        for own in ({}, {"flavour": "sour"}, {"other": 1}, {"flavour": None}):
-            expected = theirs.apply_chat_template(
-                CHAT, tokenize=False, add_generation_prompt=True, **defaults | own
+        for variables in ({}, {"flavour": "sour"}, {"other": 1}, {"flavour": None}):
+            expected = tokenizer.apply_chat_template(
+                CHAT, tokenize=False, add_generation_prompt=True, **defaults | variables
             )
-            assert text_of(llm, chat_template_kwargs=own) == expected
+            assert text_of(llm, chat_template_kwargs=variables) == expected
         assert text_of(llm).endswith("sweet")
         assert llm.parsers == Parsers("mistral", "none")
         assert llm.get_tokenizer().chat_template == FLAVOURED
@@ -80,9 +80,9 @@ def test_everything_follows_the_template_in_force(tmp_path: Path) -> None:
 
 def test_a_model_of_several_templates_has_the_given_one_alone(tmp_path: Path) -> None:
     path = Path(write_talker(tmp_path / "m", "plain {{ messages }}"))
-    more = path / "additional_chat_templates"
-    more.mkdir()
-    (more / "tool_use.jinja").write_text("with tools <tool_call>")
+    templates = path / "additional_chat_templates"
+    templates.mkdir()
+    (templates / "tool_use.jinja").write_text("with tools <tool_call>")
     with LLM(str(path), executor="dry", chat_template=FLAVOURED) as llm:
         assert text_of(llm, tools=[TOOL]).startswith("<user>hiplain[AVAILABLE_TOOLS]")
 
@@ -111,7 +111,7 @@ def test_an_error_in_a_template_is_reported_before_loading(
 
 
 @pytest.mark.parametrize(
-    ("defaults", "why"),
+    ("defaults", "message"),
     [
         *(
             ({name: True}, f"default_chat_template_kwargs cannot set '{name}'")
@@ -132,8 +132,8 @@ def test_an_error_in_a_template_is_reported_before_loading(
         ({"a": float("nan")}, "'a' must be JSON"),
     ],
 )
-def test_variables_that_are_refused(defaults: Any, why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
+def test_variables_that_are_refused(defaults: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         template_settings(EngineArgs(default_chat_template_kwargs=defaults))
 
 

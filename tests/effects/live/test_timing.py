@@ -80,28 +80,28 @@ def test_preemptions_and_waits_agree_with_the_reasons(folder: str) -> None:
         )
         settle(llm)
         text = generate_latest(metrics.registry).decode()
-        found = read(metrics)
+        values = read(metrics)
     reasons = [reason for turn in turns for reason in turn.reasons]
     for output in (*outputs, *samples):
         check(output)
-        mine = [
+        own_reasons = [
             reason for reason in reasons if getattr(reason, "id", "") == output.request_id
         ]
-        gave = sum(isinstance(reason, Preempted) for reason in mine)
+        gave = sum(isinstance(reason, Preempted) for reason in own_reasons)
         assert output.metrics.preemptions == gave
-        first = next(reason for reason in mine if isinstance(reason, Admitted))
+        first = next(reason for reason in own_reasons if isinstance(reason, Admitted))
         waited = sum(output.metrics.queue_times.values())
         assert waited - 0.5 < first.waited <= waited + 1e-9  # it came before its turn did
     assert sum(output.metrics.preemptions for output in outputs) > 0
-    assert found["num_preemptions_total"] == found["request_preemptions_sum"]
-    assert found["request_preemptions_count"] == 10
+    assert values["num_preemptions_total"] == values["request_preemptions_sum"]
+    assert values["request_preemptions_count"] == 10
     by_cause = {
-        key: value for key, value in found.items() if "request_wait_seconds_total" in key
+        key: value for key, value in values.items() if "request_wait_seconds_total" in key
     }
     assert sum(by_cause.values()) == pytest.approx(
-        found["request_queue_time_seconds_sum"]
+        values["request_queue_time_seconds_sum"]
     )
-    assert found["request_wait_seconds_total blocks"] > 0
+    assert values["request_wait_seconds_total blocks"] > 0
     assert 'minfer_request_wait_seconds_total{cause="blocks",model_name="tiny"}' in text
 
 
@@ -130,8 +130,8 @@ def served(folder: str) -> Iterator[Serving]:
         block_size=8,
         max_num_seqs=2,
         step=0.002,
-    ) as made:
-        yield made
+    ) as server:
+        yield server
 
 
 FIELDS = {"queue_times", "ttft", "tpot", "latency", "preemptions", "cached_tokens"}
@@ -147,24 +147,26 @@ def test_timing_is_reported_if_requested(served: Serving) -> None:
     }
     plain = served.post("completions", **fields).json()
     assert "timing" not in plain
-    done = served.post("completions", **fields, timing=True).json()
-    assert len(done["timing"]) == 3
-    for one in done["timing"]:
-        assert set(one) == FIELDS
-        assert one["latency"] >= one["ttft"] >= sum(one["queue_times"].values())
-        assert set(one["queue_times"]) <= CAUSES
-    cached = [one["cached_tokens"] for one in done["timing"]]
+    response = served.post("completions", **fields, timing=True).json()
+    assert len(response["timing"]) == 3
+    for timing in response["timing"]:
+        assert set(timing) == FIELDS
+        assert timing["latency"] >= timing["ttft"] >= sum(timing["queue_times"].values())
+        assert set(timing["queue_times"]) <= CAUSES
+    cached = [timing["cached_tokens"] for timing in response["timing"]]
     assert cached == [16] * 3
-    assert done["usage"]["prompt_tokens_details"]["cached_tokens"] == sum(cached)
-    assert done.keys() - plain.keys() == {"timing"}
+    assert response["usage"]["prompt_tokens_details"]["cached_tokens"] == sum(cached)
+    assert response.keys() - plain.keys() == {"timing"}
 
 
 def test_timing_tells_what_a_request_waited_for(served: Serving) -> None:
     before = {"prompt": [5], "n": 2, "max_tokens": 40, "ignore_eos": True}
     with asking(served, json.dumps(before).encode()):
         served.until(lambda: len(served.llm.worker.driver.state.running) == 2)
-        done = served.post("completions", prompt=[6], max_tokens=2, timing=True).json()
-    assert done["timing"][0]["queue_times"]["rows"] > 0
+        response = served.post(
+            "completions", prompt=[6], max_tokens=2, timing=True
+        ).json()
+    assert response["timing"][0]["queue_times"]["rows"] > 0
 
 
 @pytest.mark.parametrize("usage", [False, True])
@@ -178,10 +180,10 @@ def test_a_stream_tells_at_its_end(served: Serving, usage: bool) -> None:
     }
     with served.http.stream("POST", f"{served.url}/v1/completions", json=body) as answer:
         chunks = list(events(answer.iter_lines()))
-    *others, last = chunks
-    assert all("timing" not in chunk for chunk in others)
+    *earlier, last = chunks
+    assert all("timing" not in chunk for chunk in earlier)
     assert last["choices"] == []
-    assert [set(one) for one in last["timing"]] == [FIELDS, FIELDS]
+    assert [set(timing) for timing in last["timing"]] == [FIELDS, FIELDS]
     assert ("usage" in last) == usage
 
 
@@ -190,14 +192,14 @@ def test_the_sdk_reads_it() -> None:
     fields: Any = {"model": "bundled", "max_tokens": 3, "extra_body": {"timing": True}}
     talk: Any = [{"role": "user", "content": "ab"}]
     with (
-        serving(names=("bundled",), num_gpu_blocks_override=64) as made,
-        OpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0) as client,
+        serving(names=("bundled",), num_gpu_blocks_override=64) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
-        done = client.completions.create(prompt="ab", **fields)
-        (reported,) = (done.model_extra or {})["timing"]
+        completion = client.completions.create(prompt="ab", **fields)
+        (reported,) = (completion.model_extra or {})["timing"]
         assert reported["ttft"] > 0
-        whole = client.chat.completions.create(messages=talk, **fields)
-        assert len((whole.model_extra or {})["timing"]) == 1
+        answer = client.chat.completions.create(messages=talk, **fields)
+        assert len((answer.model_extra or {})["timing"]) == 1
         with client.chat.completions.create(
             messages=talk, stream=True, **fields
         ) as stream:

@@ -60,9 +60,9 @@ def test_a_histogram_counts_up_to_and_with_its_bounds() -> None:
         buckets.add(value)
     buckets.add(9.0, times=3)
     assert buckets.histogram() == Histogram((1.0, 2.0), (2, 2, 4), 7.5 + 27)
-    taken = buckets.histogram()
+    histogram = buckets.histogram()
     buckets.add(1.0)
-    assert taken.counts == (2, 2, 4)  # as it was
+    assert histogram.counts == (2, 2, 4)  # as it was
 
 
 def test_bounds_ascend() -> None:
@@ -77,7 +77,7 @@ def test_bounds_ascend() -> None:
 def test_nothing_happened_yet() -> None:
     totals = TotalsCounter().totals()
     assert totals.counts == dict.fromkeys(COUNTERS, 0)
-    assert {name: one.total for name, one in totals.histograms.items()} == {
+    assert {name: histogram.total for name, histogram in totals.histograms.items()} == {
         TTFT: 0.0,
         ITL: 0.0,
         STEP_TOKENS: 0.0,
@@ -208,15 +208,15 @@ def test_a_steady_turn_costs_microseconds(
 
 @pytest.mark.parametrize("run", [by_device, by_host])
 def test_drafts_are_counted_by_place(run: Callable[[], Run]) -> None:
-    tally, whole = TotalsCounter(), NO_DRAFTS
+    tally, drafts_total = TotalsCounter(), NO_DRAFTS
     for turn in run().turns:
-        of = turn.before, turn.events, turn.transition
-        tally.count_drafts(step_drafts(*of))
-        whole = whole.plus(tally_of(sample_drafts(*of)))
+        change = turn.before, turn.events, turn.transition
+        tally.count_drafts(step_drafts(*change))
+        drafts_total = drafts_total.plus(tally_of(sample_drafts(*change)))
     counts = tally.totals().counts
-    assert counts["spec_decode_num_drafts"] == whole.rows > 0
-    assert counts["spec_decode_num_draft_tokens"] == sum(whole.proposed)
-    assert counts["spec_decode_num_accepted_tokens"] == sum(whole.accepted)
+    assert counts["spec_decode_num_drafts"] == drafts_total.rows > 0
+    assert counts["spec_decode_num_draft_tokens"] == sum(drafts_total.proposed)
+    assert counts["spec_decode_num_accepted_tokens"] == sum(drafts_total.accepted)
     places = [counts[f"{ACCEPTED_PER_POSITION}{place}"] for place in range(3)]
-    assert places == [*whole.accepted]
+    assert places == [*drafts_total.accepted]
     assert f"{ACCEPTED_PER_POSITION}3" not in counts

@@ -21,12 +21,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def found(capsys: pytest.CaptureFixture[str], *options: object, code: int = 0) -> Any:
+def reported(capsys: pytest.CaptureFixture[str], *options: object, code: int = 0) -> Any:
     assert main(["replay", *map(str, options), "--json"]) == code
     return json.loads(capsys.readouterr().out)
 
 
-def emitted(capsys: pytest.CaptureFixture[str], *options: object, code: int = 0) -> str:
+def printed(capsys: pytest.CaptureFixture[str], *options: object, code: int = 0) -> str:
     assert main(["replay", *map(str, options)]) == code
     out = capsys.readouterr()
     return out.err if code == 2 else out.out

@@ -36,8 +36,8 @@ def write_run(file: Path, *names: str, machine: str = "") -> None:
         run.turn(Submit(request(name, 5)))
     run.drain()
     file.parent.mkdir(exist_ok=True)
-    about = {"machine": machine} if machine else {}
-    write_journal(file, run.config, run.turns, about)
+    metadata = {"machine": machine} if machine else {}
+    write_journal(file, run.config, run.turns, metadata)
 
 
 def write_server(folder: Path, *, closed: bool = True) -> Path:
@@ -54,7 +54,7 @@ def write_server(folder: Path, *, closed: bool = True) -> Path:
     _sent(router, "cmpl-c-0", "cmpl-b-0")
     router.apply(ReplicaJoined("1"))
     _sent(router, "cmpl-d-0")
-    router.apply(*(RequestEnded(f"cmpl-{one}-0") for one in "abcd"))
+    router.apply(*(RequestEnded(f"cmpl-{letter}-0") for letter in "abcd"))
     journal.close()
     (file,) = folder.glob("*.routing")
     if not closed:  # as of an API server that was killed

@@ -39,76 +39,76 @@ def measured(seed: int, cost: CostModel = COST) -> list[MeasuredStep]:
 
 @pytest.mark.long
 def test_a_fit_finds_what_steps_cost() -> None:
-    found, about = fit(measured(1), "x")
-    assert abs(about["held_out_error"]["total"]) < 1e-3
-    assert about["held_out_error"]["step"] < 1e-2
-    for other in (measured(2), measured(3)):
-        top = found.decode[-1][0]  # of the rows that there were often enough
-        emitted = [
-            _seconds(found, step) / step.seconds for step in other if step.rows <= top
+    cost, summary = fit(measured(1), "x")
+    assert abs(summary["held_out_error"]["total"]) < 1e-3
+    assert summary["held_out_error"]["step"] < 1e-2
+    for steps in (measured(2), measured(3)):
+        top = cost.decode[-1][0]  # of the rows that there were often enough
+        ratios = [
+            _seconds(cost, step) / step.seconds for step in steps if step.rows <= top
         ]
-        assert len(emitted) > 0.98 * len(other)
-        assert min(emitted) > 0.98
-        assert max(emitted) < 1.02
+        assert len(ratios) > 0.98 * len(steps)
+        assert min(ratios) > 0.98
+        assert max(ratios) < 1.02
 
 
 @pytest.mark.long
 def test_a_fit_finds_what_launches_take_the_host() -> None:
     """Whose steps before them seem longer, and they themselves shorter."""
-    known = evolve(COST, launch=0.03, captured=600, eager=0.002, eager_token=3e-5)
-    found, about = fit(measured(1, cost=known), "x")
-    assert abs(about["held_out_error"]["total"]) < 1e-2
-    assert found.launch == pytest.approx(known.launch, rel=0.02)
-    assert 540 <= found.captured <= 620
-    assert found.eager + 1000 * found.eager_token == pytest.approx(0.032, rel=0.03)
-    assert found.mixed + 300 * found.token == pytest.approx(0.013, rel=0.03)
+    real_cost = evolve(COST, launch=0.03, captured=600, eager=0.002, eager_token=3e-5)
+    cost, summary = fit(measured(1, cost=real_cost), "x")
+    assert abs(summary["held_out_error"]["total"]) < 1e-2
+    assert cost.launch == pytest.approx(real_cost.launch, rel=0.02)
+    assert 540 <= cost.captured <= 620
+    assert cost.eager + 1000 * cost.eager_token == pytest.approx(0.032, rel=0.03)
+    assert cost.mixed + 300 * cost.token == pytest.approx(0.013, rel=0.03)
     for limit in (0, 20_000):  # all launches take long, or none
-        fitted, _ = fit(measured(1, cost=evolve(known, captured=limit)), "x")
+        fitted, _ = fit(measured(1, cost=evolve(real_cost, captured=limit)), "x")
         assert fitted.launch == (pytest.approx(0.03, rel=0.02) if limit == 0 else 0)
         assert fitted.captured == 0
 
 
 def _seconds(cost: CostModel, step: MeasuredStep) -> float:
-    buckets = (each for top, each in cost.decode if step.rows <= top)
+    buckets = (seconds for top, seconds in cost.decode if step.rows <= top)
     base = next(buckets, cost.decode[-1][1]) if step.rows else cost.mixed
     of_rows = (cost.token, cost.sequence, cost.chunk)
     rates = (*of_rows, cost.context, cost.attention, cost.draft)
-    done = zip(rates, astuple(step.work), strict=True)
-    return base + math.fsum(rate * much for rate, much in done)
+    terms = zip(rates, astuple(step.work), strict=True)
+    return base + math.fsum(rate * much for rate, much in terms)
 
 
 @pytest.mark.long
 def test_interruptions_do_not_spoil_a_fit() -> None:
     rng = Random(0)
     noisy = []
-    for one in measured(1):
+    for step in measured(1):
         noise = rng.lognormvariate(0, 0.1) * (30 if rng.random() < 0.02 else 1)
-        noisy.append(evolve(one, seconds=one.seconds * noise))
-    found, about = fit(noisy, "x")
+        noisy.append(evolve(step, seconds=step.seconds * noise))
+    cost, summary = fit(noisy, "x")
     clean = measured(2)
-    emitted = sum(_seconds(found, step) for step in clean)
+    predicted = sum(_seconds(cost, step) for step in clean)
     took = sum(step.seconds for step in clean)
-    assert emitted / took == pytest.approx(1, abs=0.03)
-    assert about["held_out_error"]["step"] == pytest.approx(0.067, abs=0.02)
+    assert predicted / took == pytest.approx(1, abs=0.03)
+    assert summary["held_out_error"]["step"] == pytest.approx(0.067, abs=0.02)
 
 
 def test_steps_that_take_longer_now_and_then_are_in_the_total() -> None:
     rng = Random(0)
     noisy = [
-        evolve(one, seconds=one.seconds * (1.4 if rng.random() < 0.05 else 1))
-        for one in measured(1)
+        evolve(step, seconds=step.seconds * (1.4 if rng.random() < 0.05 else 1))
+        for step in measured(1)
     ]
-    found, _ = fit(noisy, "x")
-    emitted = sum(_seconds(found, step) for step in noisy)
+    cost, _ = fit(noisy, "x")
+    predicted = sum(_seconds(cost, step) for step in noisy)
     took = sum(step.seconds for step in noisy)
-    assert emitted == pytest.approx(took, rel=0.005)
+    assert predicted == pytest.approx(took, rel=0.005)
 
 
 def test_nothing_is_below_zero_and_too_few_steps_are_refused() -> None:
     rng = Random(1)
-    noise = [evolve(one, seconds=0.01 * rng.random() + 1e-4) for one in measured(1)]
-    found, _ = fit(noise, "x")
-    assert min(found.token, found.sequence, found.chunk, found.context, found.mixed) >= 0
+    noise = [evolve(step, seconds=0.01 * rng.random() + 1e-4) for step in measured(1)]
+    cost, _ = fit(noise, "x")
+    assert min(cost.token, cost.sequence, cost.chunk, cost.context, cost.mixed) >= 0
     with pytest.raises(
         ConfigError, match="x: 255 steps are too few to fit; 256 are needed"
     ):
@@ -134,7 +134,7 @@ def test_a_fitted_journal_predicts_another_run(
         )
         real[seed] = report.figures()
     cost = tmp_path / "cost.json"
-    other = (
+    sizes = (
         "--max-num-seqs",
         "16",
         "--max-num-batched-tokens",
@@ -142,7 +142,7 @@ def test_a_fitted_journal_predicts_another_run(
         "--num-blocks",
         "2000",
     )
-    found = reported(
+    results = reported(
         capsys,
         text.format(2),
         "--fit",
@@ -151,19 +151,19 @@ def test_a_fitted_journal_predicts_another_run(
         str(cost),
         "--max-model-len",
         "20000",
-        *other,
+        *sizes,
     )
-    assert found["ran"] == {"model": "m"}
-    assert abs(found["held_out_error"]["total"]) < 1e-3
-    run = found["runs"][0]
+    assert results["ran"] == {"model": "m"}
+    assert abs(results["held_out_error"]["total"]) < 1e-3
+    run = results["runs"][0]
     for name in ("ttft", "tpot", "itl", "e2e"):
         for share in ("p50", "p99"):
             assert run[name][share] == pytest.approx(real[2][name][share], rel=0.02)
-    again = reported(
-        capsys, text.format(2), "--cost", str(cost), "--max-model-len", "20000", *other
+    repeated = reported(
+        capsys, text.format(2), "--cost", str(cost), "--max-model-len", "20000", *sizes
     )
-    assert again["runs"][0]["ttft"] == run["ttft"]
-    assert "on steps held out" in again["cost"]["name"]
+    assert repeated["runs"][0]["ttft"] == run["ttft"]
+    assert "on steps held out" in repeated["cost"]["name"]
 
 
 def test_a_kept_cost_model_is_the_same(tmp_path: Path) -> None:

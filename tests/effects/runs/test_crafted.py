@@ -31,19 +31,19 @@ def test_no_command_ends_in_a_traceback(
 ) -> None:
     """It does what it can, or names the file and the place."""
     monkeypatch.chdir(tmp_path)
-    seen, file = Counter[int](), tmp_path / FILE
+    codes, file = Counter[int](), tmp_path / FILE
     for seed in seeds:
-        every = journals()
-        file.write_bytes(crafted(every[seed % len(every)], seed))
+        runs = journals()
+        file.write_bytes(crafted(runs[seed % len(runs)], seed))
         for command, *options in COMMANDS:
             try:
                 code = main([command, str(file), *options])
             except SystemExit as error:
                 raise AssertionError(f"seed {seed}: {command} {options}") from error
-            seen[code] += 1
-            said = capsys.readouterr()
-            assert code in (0, 1, 2, 3), said
+            codes[code] += 1
+            printed = capsys.readouterr()
+            assert code in (0, 1, 2, 3), printed
             if code == 2:
-                named = FILE in said.err or "there is no turn 9" in said.err
-                assert named, (seed, command, said.err)
-    assert min(seen[0], seen[2]) > 2, seen
+                named = FILE in printed.err or "there is no turn 9" in printed.err
+                assert named, (seed, command, printed.err)
+    assert min(codes[0], codes[2]) > 2, codes

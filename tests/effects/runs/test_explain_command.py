@@ -39,12 +39,12 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def found(capsys: pytest.CaptureFixture[str], path: Path, name: str) -> Any:
+def reported(capsys: pytest.CaptureFixture[str], path: Path, name: str) -> Any:
     assert main(["explain", str(path), name, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
-def emitted(capsys: pytest.CaptureFixture[str], path: Path, name: str) -> str:
+def printed(capsys: pytest.CaptureFixture[str], path: Path, name: str) -> str:
     assert main(["explain", str(path), name]) == 0
     return capsys.readouterr().out
 
@@ -55,29 +55,29 @@ def saved(path: Path, run: Run) -> Path:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("part", [0, *claimed([1, 2])])
+@pytest.mark.parametrize("offset", [0, *claimed([1, 2])])
 def test_words_and_figures_agree(
-    hostile: Path, capsys: pytest.CaptureFixture[str], part: int
+    hostile: Path, capsys: pytest.CaptureFixture[str], offset: int
 ) -> None:
     """Of every third request."""
     journal = read_journal(hostile)
     events = [event for turn in journal.turns() for event in turn.events]
     names = {event.request.id for event in events if isinstance(event, Submit)}
-    for name in sorted(names)[part::3]:
-        reported, text = found(capsys, hostile, name), emitted(capsys, hostile, name)
+    for name in sorted(names)[offset::3]:
+        explained, text = reported(capsys, hostile, name), printed(capsys, hostile, name)
         times = [
             float(ms.replace(",", ""))
             for ms in re.findall(r"^ +([\d,.]+) ms", text, re.M)
         ]
-        parts = [part for sample in reported["samples"] for part in sample["parts"]]
+        spans = [span for sample in explained["samples"] for span in sample["parts"]]
         assert times == pytest.approx(
-            [1000 * part["seconds"] for part in parts], abs=0.051
+            [1000 * span["seconds"] for span in spans], abs=0.051
         )
-        for sample in reported["samples"]:
-            whole = math.fsum(part["seconds"] for part in sample["parts"])
-            assert whole == pytest.approx(sample["upto"] - sample["arrived"], abs=1e-9)
+        for sample in explained["samples"]:
+            seconds = math.fsum(span["seconds"] for span in sample["parts"])
+            assert seconds == pytest.approx(sample["upto"] - sample["arrived"], abs=1e-9)
             total = (
-                f"Sample {sample['id'][1]}: {1000 * whole:,.1f} ms until turn "
+                f"Sample {sample['id'][1]}: {1000 * seconds:,.1f} ms until turn "
                 f"{sample['turn']}:"
             )
             assert total in text
@@ -91,10 +91,10 @@ def test_words_and_figures_agree(
                     )
                 if reason["is"] == "Discarded":
                     assert f"step {reason['step']} failed with it" in text
-        title = "Prefix of sample 0: " if len(reported["samples"]) > 1 else "Prefix: "
-        assert (title in text) == (reported["prefix"] is not None)
-        if reported["prefix"] is not None:
-            assert reported["prefix"]["sample"] == 0
+        title = "Prefix of sample 0: " if len(explained["samples"]) > 1 else "Prefix: "
+        assert (title in text) == (explained["prefix"] is not None)
+        if explained["prefix"] is not None:
+            assert explained["prefix"]["sample"] == 0
 
 
 def test_the_order_of_the_parts_is_always_the_same(hostile: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_wait_behind_others_in_plain_words(
     run = Run(config(max_num_seqs=1))
     run.turn(*(Submit(request(name, 3, tokens=3)) for name in "abc"))
     run.drain()
-    text = emitted(capsys, saved(tmp_path, run), "c")
+    text = printed(capsys, saved(tmp_path, run), "c")
     assert text.splitlines()[:5] == [
         "Request 'c': 3 prompt tokens, 3 to come at most",
         "Sample 0: 9,000.0 ms until turn 9: 'length', 3 tokens, the first at 7,000.0 ms",
@@ -146,7 +146,7 @@ def test_a_sample_that_has_not_ended_has_no_length(
     run.turn(Submit(request("a", 3, tokens=9)))
     run.turn()
     run.turn()
-    line = emitted(capsys, saved(tmp_path, run), "a").splitlines()[1]
+    line = printed(capsys, saved(tmp_path, run), "a").splitlines()[1]
     assert line == "Sample 0: 2,000.0 ms until turn 2: goes on, the first at 1,000.0 ms"
 
 
@@ -156,11 +156,11 @@ def test_of_a_first_token_before_the_journal_no_time_is_reported(
     run = Run(config())
     run.turn(Submit(request("a", 3, tokens=5)))
     run.drain()
-    assert ", the first at 1,000.0 ms" in emitted(capsys, saved(tmp_path, run), "a")
+    assert ", the first at 1,000.0 ms" in printed(capsys, saved(tmp_path, run), "a")
     run.turns = run.turns[3:]
     path = saved(tmp_path, run)
-    assert found(capsys, path, "a")["samples"][0]["first"] is None
-    line = emitted(capsys, path, "a").splitlines()[1]
+    assert reported(capsys, path, "a")["samples"][0]["first"] is None
+    line = printed(capsys, path, "a").splitlines()[1]
     assert line == "Sample 0: 5,000.0 ms until turn 5: 'length', 5 tokens"
 
 
@@ -174,7 +174,7 @@ def test_the_longest_gap_names_the_chunk(
     run.turn(took=5.0)
     run.drain()
     path = saved(tmp_path, run)
-    gap = found(capsys, path, "a")["samples"][0]["gap"]
+    gap = reported(capsys, path, "a")["samples"][0]["gap"]
     assert gap == {
         "seconds": 5.0,
         "since": 2,
@@ -185,7 +185,7 @@ def test_the_longest_gap_names_the_chunk(
         "chunk": 15,
         "chunk_of": ["19", 0],
     }
-    text = emitted(capsys, path, "a")
+    text = printed(capsys, path, "a")
     assert (
         "longest time between outputs: 5,000.0 ms, turn 2 to 3, when step 2 ended" in text
     )
@@ -247,7 +247,7 @@ def test_what_passed_a_window_may_never_have_been_in_the_cache(
     run.drain()
     hit = hits(run, "late")
     assert (hit["why"], hit["hit"]) == ("passed", 0)
-    assert "was evicted or given back behind the window" in emitted(
+    assert "was evicted or given back behind the window" in printed(
         capsys, saved(tmp_path, run), "late"
     )
 
@@ -262,9 +262,9 @@ def test_a_block_that_a_window_lacks_is_named_with_its_group(
         run.drain()
     run.turn(Submit(request("late", (*range(12), 40, 41), tokens=1)))
     run.drain()
-    told = hits(run, "late")
-    assert (told["why"], told["hit"], told["missed"]) == ("window", 8, 1)
-    lines = emitted(capsys, saved(tmp_path, run), "late")
+    hit = hits(run, "late")
+    assert (hit["why"], hit["hit"], hit["missed"]) == ("window", 8, 1)
+    lines = printed(capsys, saved(tmp_path, run), "late")
     assert "was not cached in layer group 1, which has a window" in lines
     assert "block 2 was not cached in layer group 1" in lines
 
@@ -286,7 +286,7 @@ def test_without_token_ids_only_whole_blocks_are_reported(
     hit = hits(blind, "b")
     assert (hit["shared"], hit["hit"]) == (8, 8)
     assert hit["would"] == {4: 8, 8: 8, 16: 0}
-    assert "hit by block size, had nothing been evicted: 4: 8, 8: 8, 16: 0" in emitted(
+    assert "hit by block size, had nothing been evicted: 4: 8, 8: 8, 16: 0" in printed(
         capsys, saved(tmp_path, blind), "b"
     )
 
@@ -294,15 +294,15 @@ def test_without_token_ids_only_whole_blocks_are_reported(
 def turn_of(run: Run, events: Any) -> Turn:
     from minfer.engine import step
 
-    made = Turn(len(run.turns), run.state, events, step(run.config, run.state, events))
-    run.state = made.transition.state
-    return made
+    turn = Turn(len(run.turns), run.state, events, step(run.config, run.state, events))
+    run.state = turn.transition.state
+    return turn
 
 
 def test_a_rejection_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Run(config(num_blocks=4))
     run.turn(Submit(request("a", 90)))
-    text = emitted(capsys, saved(tmp_path, run), "a")
+    text = printed(capsys, saved(tmp_path, run), "a")
     assert (
         "'rejected', 0 tokens: 'prompt and output of up to 94 tokens need 24 KV blocks"
         in text
@@ -317,7 +317,7 @@ def test_an_answers_id_will_do(
     run.turn(Submit(request("a-0", 9)))
     run.drain()
     path = saved(tmp_path, run)
-    assert emitted(capsys, path, "a") == emitted(capsys, path, "a-0")
+    assert printed(capsys, path, "a") == printed(capsys, path, "a-0")
 
 
 def test_an_answer_is_all_of_its_requests_in_the_runs_of_all_engines(
@@ -338,14 +338,14 @@ def test_an_answer_is_all_of_its_requests_in_the_runs_of_all_engines(
     for number, run in enumerate((before, unconcerned, after)):
         name = f"20200101T00000{number}Z-1-000001.journal"
         write_journal(tmp_path / name, run.config, run.turns)
-    message = found(capsys, tmp_path, "a")
-    ids = [message["id"], *[one["id"] for one in message["others"]]]
+    answer = reported(capsys, tmp_path, "a")
+    ids = [answer["id"], *[explained["id"] for explained in answer["others"]]]
     assert ids == ["a-0", "a-1", "a-1#4", "a-1#6"]
-    ends = [one["samples"][0]["end"] for one in (message, *message["others"])]
+    ends = [explained["samples"][0]["end"] for explained in (answer, *answer["others"])]
     assert [bool(end) for end in ends] == [True, False, True, True]
-    text = emitted(capsys, tmp_path, "a-1")
+    text = printed(capsys, tmp_path, "a-1")
     assert re.findall("^Request '(.*?)'", text, re.M) == ["a-1", "a-1#4", "a-1#6"]
-    assert emitted(capsys, tmp_path, "a-1#6").count("Request ") == 1
+    assert printed(capsys, tmp_path, "a-1#6").count("Request ") == 1
     assert main(["explain", str(tmp_path), "c"]) == 2
     assert "none of 6 requests is 'c'" in capsys.readouterr().err, "of all runs"
 
@@ -362,13 +362,13 @@ def test_what_is_damaged_after_a_request_does_not_hide_it(
     data = bytearray(path.read_bytes())
     data[data.rindex(b"b-0")] ^= 1
     path.write_bytes(data)
-    assert found(capsys, path, "a")["id"] == "a-0"
+    assert reported(capsys, path, "a")["id"] == "a-0"
 
 
 def test_what_it_refuses(
     hostile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for path, name, why in (
+    for path, name, pattern in (
         (
             hostile,
             "r99999",
@@ -378,7 +378,7 @@ def test_what_it_refuses(
         (tmp_path, "r1", r"minfer: .*: there is no \.journal file in this folder"),
     ):
         assert main(["explain", str(path), name]) == 2
-        assert re.fullmatch(why + r".*\n", capsys.readouterr().err)
+        assert re.fullmatch(pattern + r".*\n", capsys.readouterr().err)
 
 
 def test_nothing_of_a_request_reaches_the_terminal_raw(
@@ -389,7 +389,7 @@ def test_nothing_of_a_request_reaches_the_terminal_raw(
     run.turn(Submit(request(name, 3)))
     run.turn(fail="\x1b[31m{error}")
     run.drain()
-    text = emitted(capsys, saved(tmp_path, run), name)
+    text = printed(capsys, saved(tmp_path, run), name)
     assert "\x1b" not in text
     assert "{error}" in text
 
@@ -417,8 +417,8 @@ def test_a_live_run_is_explained_as_its_metrics_were(
         ]
         outputs = llm.generate([[i + 1] * (3 + 2 * i) for i in range(9)], params)
     for output in outputs:
-        message = found(capsys, journal, output.request_id)
-        (sample,) = message["samples"]
+        explained = reported(capsys, journal, output.request_id)
+        (sample,) = explained["samples"]
         metrics = output.metrics
         assert (
             sum(
@@ -428,13 +428,15 @@ def test_a_live_run_is_explained_as_its_metrics_were(
             == metrics.preemptions
         )
         waits: dict[str, float] = {}
-        for part in sample["parts"]:
-            if part["kind"] == "line" and not part["preempted"]:
-                waits[part["cause"]] = waits.get(part["cause"], 0.0) + part["seconds"]
-        there = {cause: s for cause, s in metrics.queue_times.items() if cause != "step"}
+        for span in sample["parts"]:
+            if span["kind"] == "line" and not span["preempted"]:
+                waits[span["cause"]] = waits.get(span["cause"], 0.0) + span["seconds"]
+        expected = {
+            cause: s for cause, s in metrics.queue_times.items() if cause != "step"
+        }
         assert {
             cause: s for cause, s in waits.items() if cause != "step" and s
-        } == pytest.approx(there, abs=1e-9)
+        } == pytest.approx(expected, abs=1e-9)
         assert sample["first"] == metrics.first_token_time
         assert sample["last"][1] == metrics.last_token_time
 
@@ -448,15 +450,15 @@ def test_drafts_are_reported_where_there_were_some(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = saved(tmp_path, by_device())
-    (sample,) = found(capsys, path, "a")["samples"]
+    (sample,) = reported(capsys, path, "a")["samples"]
     drafts = sample["drafts"]
     assert 0 < drafts["accepted"] < drafts["proposed"]
     assert drafts["length"] == 1 + drafts["accepted"] / drafts["rows"]
     words = f"drafts: {drafts['accepted']} of {drafts['proposed']} accepted"
-    assert words in emitted(capsys, path, "a")
+    assert words in printed(capsys, path, "a")
     run = Run(config())
     run.turn(Submit(request("a", 5)))
     run.drain()
     plain = saved(tmp_path, run)
-    assert found(capsys, plain, "a")["samples"][0]["drafts"] is None
-    assert "drafts" not in emitted(capsys, plain, "a")
+    assert reported(capsys, plain, "a")["samples"][0]["drafts"] is None
+    assert "drafts" not in printed(capsys, plain, "a")

@@ -19,19 +19,19 @@ def test_every_request_is_listed_and_can_be_explained(
     hostile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["explain", str(hostile), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    listed = json.loads(capsys.readouterr().out)
     turns = [*read_journal(hostile).turns()]
-    came = [e.request for t in turns for e in t.events if isinstance(e, Submit)]
-    assert {one["id"] for one in found} == {one.id for one in came}
+    requests = [e.request for t in turns for e in t.events if isinstance(e, Submit)]
+    assert {entry["id"] for entry in listed} == {request.id for request in requests}
     emits = [c for t in turns for c in t.transition.commands if isinstance(c, Emit)]
-    if len({one.id for one in came}) == len(came):
+    if len({request.id for request in requests}) == len(requests):
         written = Counter[str]()
-        for done in (done for emit in emits for done in emit.finished):
-            written[done.id] += done.length
-        assert {one["id"]: one["tokens"] for one in found} == {
-            one.id: written[one.id] for one in came
+        for end in (end for emit in emits for end in emit.finished):
+            written[end.id] += end.length
+        assert {entry["id"]: entry["tokens"] for entry in listed} == {
+            request.id: written[request.id] for request in requests
         }
-    assert main(["explain", str(hostile), found[-1]["id"]]) == 0
+    assert main(["explain", str(hostile), listed[-1]["id"]]) == 0
 
 
 def test_the_list_as_people_see_it(
@@ -43,14 +43,14 @@ def test_the_list_as_people_see_it(
     path = saved(tmp_path, run)
     assert main(["explain", str(path)]) == 0
     out = capsys.readouterr().out
-    first, head, one, other, *hints = out.splitlines()
+    first, head, first_row, second_row, *hints = out.splitlines()
     assert first == f"2 requests in {path}"
     assert head.split() == [
         *("id", "came", "at,", "s", "prompt", "written", "first,", "ms", "took,", "ms"),
         "ended",
     ]
-    assert one.split() == ["a-0", "0.000", "3", "0", "1,000.0", "-", "goes", "on"]
-    assert other.startswith(r"'b\x1b[2J'")
+    assert first_row.split() == ["a-0", "0.000", "3", "0", "1,000.0", "-", "goes", "on"]
+    assert second_row.startswith(r"'b\x1b[2J'")
     assert "\x1b" not in out
     assert hints[0] == f"minfer explain {path} ID says where the time of one of them went"
 
@@ -72,7 +72,7 @@ def test_the_requests_of_every_run_are_listed(
     assert [row.split()[0] for row in rows[1:4:2]] == ["r0", "r1"]
     assert main(["explain", str(tmp_path), "--json"]) == 0
     message = json.loads(capsys.readouterr().out)
-    assert [(one["run"], one["id"]) for one in message] == [
+    assert [(entry["run"], entry["id"]) for entry in message] == [
         (names[0], "r0"),
         (names[1], "r1"),
     ]
@@ -83,11 +83,11 @@ def test_of_many_the_latest_are_shown() -> None:
     names = [f"r{i}" for i in range(MAX_LISTED + 5)]
     run.turn(*(Submit(request(name, 3, tokens=1)) for name in names))
     run.drain()
-    every = list_requests(run.turns)
-    assert [one.id for one in every] == names
-    assert all(one.end == "length" and one.tokens == 1 for one in every)
-    assert all(one.took == one.first for one in every)
-    first, _, *rows = lines(every, "runs")
+    entries = list_requests(run.turns)
+    assert [entry.id for entry in entries] == names
+    assert all(entry.end == "length" and entry.tokens == 1 for entry in entries)
+    assert all(entry.took == entry.first for entry in entries)
+    first, _, *rows = lines(entries, "runs")
     assert (
         first
         == f"{MAX_LISTED + 5} requests in runs; the latest {MAX_LISTED} (--json has all)"

@@ -17,25 +17,25 @@ def test_a_request_that_two_replicas_served_is_explained_at_both(
     router = write_server(tmp_path).stem
     assert main(["explain", str(tmp_path), "cmpl-b"]) == 0
     out = capsys.readouterr().out
-    first, *parts = out.split("\n\n")
+    first, *sections = out.split("\n\n")
     died = "; the replica died or was cut off while it ran there"
     assert first.splitlines() == [
         f"Routed by {router}:",
         f"  turn 3: 'cmpl-b-0' to replica 1 (node-1): turn{died}",
         "  turn 8: 'cmpl-b-0' to replica 0 (node-0): turn",
     ]
-    heads = [part.splitlines()[:2] for part in parts]
-    assert [(head.split(":")[0], where) for head, where in heads] == [
+    heads = [section.splitlines()[:2] for section in sections]
+    assert [(head.split(":")[0], place) for head, place in heads] == [
         ("Request 'cmpl-b-0'", "  at replica 1, on machine node-1"),
         ("Request 'cmpl-b-0#1'", "  at replica 0, on machine node-0"),
     ]
     assert main(["explain", str(tmp_path), "cmpl-b", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [(one["replica"], one["end"]) for one in found["routing"]] == [
+    explained = json.loads(capsys.readouterr().out)
+    assert [(route["replica"], route["end"]) for route in explained["routing"]] == [
         ("1", "lost"),
         ("0", "ended"),
     ]
-    assert (found["replica"], found["machine"]) == ("1", "node-1")
+    assert (explained["replica"], explained["machine"]) == ("1", "node-1")
 
 
 def test_requests_of_all_replicas_are_listed(
@@ -70,9 +70,9 @@ def test_a_damaged_journal_of_a_router_is_named_and_the_rest_explained(
     lines = router.read_text().splitlines(keepends=True)
     router.write_text("".join(lines[:6]) + "damage\n")
     assert main(["explain", str(tmp_path), "cmpl-b"]) == 0
-    out, said = capsys.readouterr()
+    out, err = capsys.readouterr()
     assert "turn 3: 'cmpl-b-0' to replica 1 (node-1): turn" in out
-    assert f"minfer: {router}: turn 5 cannot be read" in said
+    assert f"minfer: {router}: turn 5 cannot be read" in err
 
 
 def test_what_there_is_of_a_request_is_explained_and_the_rest_named(
@@ -84,16 +84,16 @@ def test_what_there_is_of_a_request_is_explained_and_the_rest_named(
     data[200] ^= 1
     died.write_bytes(data)
     assert main(["explain", str(tmp_path), "cmpl-b"]) == 2
-    out, said = capsys.readouterr()
+    out, err = capsys.readouterr()
     assert re.findall("^Request '(.*?)'", out, re.M) == ["cmpl-b-0#1"]
-    assert said.startswith(f"minfer: {died}: ")
+    assert err.startswith(f"minfer: {died}: ")
     for file in tmp_path.glob("replica-1/*-9.0-*"):
         file.unlink()
     assert main(["explain", str(tmp_path), "cmpl-d"]) == 2
-    out, said = capsys.readouterr()
+    out, err = capsys.readouterr()
     assert out.count("\n") == 2
     assert "'cmpl-d-0' to replica 1: turn" in out
-    assert "has 'cmpl-d': that of replica 1 is missing or cut short" in said
+    assert "has 'cmpl-d': that of replica 1 is missing or cut short" in err
     assert main(["explain", str(tmp_path), "cmpl-d", "--json"]) == 2
     (routed,) = json.loads(capsys.readouterr().out)["routing"]
     assert routed["id"] == "cmpl-d-0"
@@ -108,9 +108,9 @@ def test_what_a_decision_expected_is_said() -> None:
         "blocks": 4,
         "hit": 3,
     }
-    one = {"router": "r", "id": "a", "replica": "0", "turn": 7, "deferred": 2}
-    sent = {**one, "placed": placed, "started": True, "end": "moved"}
-    there = "  turn 7: 'a' to replica 0, after it was deferred 2 times: "
+    route = {"router": "r", "id": "a", "replica": "0", "turn": 7, "deferred": 2}
+    sent = {**route, "placed": placed, "started": True, "end": "moved"}
+    start = "  turn 7: 'a' to replica 0, after it was deferred 2 times: "
     end = "; it was taken from there while it ran"
     (_, prefilled) = routing_lines(
         [{**sent, "router": "r-prefill", "started": False, "end": "ended"}], []
@@ -118,7 +118,7 @@ def test_what_a_decision_expected_is_said() -> None:
     assert prefilled.endswith("; its prompt was computed there, or it ended")
     _, decided, without = routing_lines([sent, {**sent, "placed": None}], [])
     assert decided == (
-        f"{there}cost, as the policy returned no ReplicaChoice 12.5 ms (else replica 1 "
+        f"{start}cost, as the policy returned no ReplicaChoice 12.5 ms (else replica 1 "
         f"500.0 ms), 3 of 4 blocks were expected there{end}"
     )
-    assert without == f"{there}sent there without a decision{end}"
+    assert without == f"{start}sent there without a decision{end}"

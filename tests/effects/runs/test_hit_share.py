@@ -34,11 +34,11 @@ from tests.effects.watched import Watched
 def of_metrics(metrics: Metrics) -> tuple[int, int]:
     """Cached tokens and tokens of prompts, as a scraper reads them."""
     text = generate_latest(metrics.registry).decode()
-    found = {
+    values = {
         s.name: s.value for f in text_string_to_metric_families(text) for s in f.samples
     }
     names = ("minfer_prefix_cache_hits_total", "minfer_prefix_cache_queries_total")
-    return int(found[names[0]]), int(found[names[1]])
+    return int(values[names[0]]), int(values[names[1]])
 
 
 def of_replay(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, int]:
@@ -63,9 +63,9 @@ def test_metrics_replay_and_page_agree_with_a_count_by_hand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int
 ) -> None:
     config, turns = storm(seed, 400)
-    seen = weather(turns)
-    for what in ("several samples", "preempted", "cancels", "resumed", "failed steps"):
-        assert seen[what] >= 10, f"the storm has hardly any {what}"
+    events_seen = weather(turns)
+    for kind in ("several samples", "preempted", "cancels", "resumed", "failed steps"):
+        assert events_seen[kind] >= 10, f"the storm has hardly any {kind}"
     right = hits_by_plans(turns)
     assert 0 < right[0] < right[1]
     write_journal(tmp_path / "run.journal", config, turns)
@@ -83,11 +83,17 @@ def test_explanations_of_all_requests_add_up_to_it(seed: int) -> None:
     for name in {e.request.id for t in turns for e in t.events if isinstance(e, Submit)}:
         explained: Any = figures(config, explain(config, turns, name))
         for sample in explained["samples"]:
-            let_in = [one for one in sample["reasons"] if one["is"] == "Admitted"]
-            hit += sum(one["cached"] for one in let_in)
-            prompt += sum(one["prompt"] for one in let_in)
+            admissions = [
+                admission
+                for admission in sample["reasons"]
+                if admission["is"] == "Admitted"
+            ]
+            hit += sum(admission["cached"] for admission in admissions)
+            prompt += sum(admission["prompt"] for admission in admissions)
             if sample["end"] is not None:
-                assert sample["end"]["cached"] == sum(one["cached"] for one in let_in)
+                assert sample["end"]["cached"] == sum(
+                    admission["cached"] for admission in admissions
+                )
     assert (hit, prompt) == hits_by_plans(turns)
 
 
@@ -98,13 +104,13 @@ def test_a_running_engine_its_journal_and_its_outputs_agree(
     output.
     """
     folder = str(write_checkpoint(tmp_path / "tiny"))
-    how: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "block_size": 8,
         "num_gpu_blocks_override": 24,
         "max_num_seqs": 6,
     }
     with LLM(
-        folder, executor="oracle", journal=tmp_path / "runs", max_model_len=96, **how
+        folder, executor="oracle", journal=tmp_path / "runs", max_model_len=96, **settings
     ) as llm:
         metrics = Metrics(llm, "tiny")
         turns = Watched(llm)
@@ -123,23 +129,25 @@ def test_a_running_engine_its_journal_and_its_outputs_agree(
         stream = llm.stream([*common, 99], SamplingParams(max_tokens=60, ignore_eos=True))
         next(stream)
         stream.close()
-        again = llm.generate([[*common, 3]], params, use_tqdm=False)
+        repeated = llm.generate([[*common, 3]], params, use_tqdm=False)
         assert llm.worker.thread is not None
         llm.worker.thread.join(10)
         reported = of_metrics(metrics)
-    let_in = [r for turn in turns for r in turn.reasons if isinstance(r, Admitted)]
+    admissions = [r for turn in turns for r in turn.reasons if isinstance(r, Admitted)]
     journal = read_journal(tmp_path / "runs")
     assert (
         hits_by_plans(journal.turns()) == reported == of_replay(tmp_path / "runs", capsys)
     )
     assert weather(journal.turns())["preempted"]
     assert weather(journal.turns())["resumed"] == 1
-    first = {r.id: r.cached for r in let_in if r.sample == 0 and r.prompt}
-    assert [o.num_cached_tokens for o in (*outputs, *again)] == [
-        first[o.request_id] for o in (*outputs, *again)
+    first = {r.id: r.cached for r in admissions if r.sample == 0 and r.prompt}
+    assert [o.num_cached_tokens for o in (*outputs, *repeated)] == [
+        first[o.request_id] for o in (*outputs, *repeated)
     ]
-    assert again[0].num_cached_tokens == 24
-    assert sum(r.cached for r in let_in if r.sample) > 0, "no later sample hit anything"
+    assert repeated[0].num_cached_tokens == 24
+    assert sum(r.cached for r in admissions if r.sample) > 0, (
+        "no later sample hit anything"
+    )
 
 
 # --- what counts ------------------------------------------------------------------------

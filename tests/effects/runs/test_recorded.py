@@ -42,8 +42,8 @@ def test_the_latest_is_named_if_there_are_others(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = latest(folder)
-    emitted = f"minfer: {folder}: this is the latest of its 2 runs, {NAMES[1]}\n"
-    assert (run.name, capsys.readouterr().err) == (NAMES[1], emitted)
+    message = f"minfer: {folder}: this is the latest of its 2 runs, {NAMES[1]}\n"
+    assert (run.name, capsys.readouterr().err) == (NAMES[1], message)
     (file,) = run.files
     assert latest(file).files == run.files
     assert capsys.readouterr().err == ""

@@ -18,7 +18,7 @@ from minfer.policies import consult
 from minfer.records.messages import Preempted
 from tests.core.changed import CHANGES
 from tests.core.simulation.test_fork import recorded
-from tests.effects.runs.replays import emitted, found
+from tests.effects.runs.replays import printed, reported
 from tests.effects.runs.replays import run as run
 
 
@@ -27,18 +27,18 @@ def test_a_replay_verifies_and_sums_up(
 ) -> None:
     journal, turns = recorded(1)
     list(journal.turns())
-    figures = found(capsys, run)
+    figures = reported(capsys, run)
     assert figures["turns"] == len(turns)
     assert figures["digest"] == journal.digest.hex()
     assert figures["divergence"] is None
     assert figures["state_digests"] == 1
     assert figures["closed"]
-    text = emitted(capsys, run)
+    text = printed(capsys, run)
     assert "none on paper" in text
     assert f"{len(turns)} turns" in text
     assert f"digest {journal.digest.hex()}" in text
     assert "the engine was closed" in text
-    assert found(capsys, run, "--until", 10)["turns"] == 10
+    assert reported(capsys, run, "--until", 10)["turns"] == 10
 
 
 def test_of_a_folder_every_run_is_verified(
@@ -49,15 +49,15 @@ def test_of_a_folder_every_run_is_verified(
     for name, count in zip(names, (len(turns), 9), strict=True):
         path = tmp_path / f"{name}-000001.journal"
         write_journal(path, journal.config, turns[:count])
-    figures = found(capsys, tmp_path)
-    (other,) = figures["others"]
-    assert [one["run"] for one in (other, figures)] == names
-    assert [one["turns"] for one in (other, figures)] == [len(turns), 9]
-    text = emitted(capsys, tmp_path)
+    figures = reported(capsys, tmp_path)
+    (earlier,) = figures["others"]
+    assert [result["run"] for result in (earlier, figures)] == names
+    assert [result["turns"] for result in (earlier, figures)] == [len(turns), 9]
+    text = printed(capsys, tmp_path)
     assert [f"run        {name}: " in text for name in names] == [True, True]
     assert text.count("verified   every decision") == 2
     CHANGES["another victim"](monkeypatch)
-    figures = found(capsys, tmp_path, code=1)  # in the first alone
+    figures = reported(capsys, tmp_path, code=1)  # in the first alone
     assert figures["divergence"] is None
     assert figures["others"][0]["divergence"] is not None
 
@@ -68,16 +68,16 @@ def test_another_process_needs_no_torch_and_finds_the_same(run: Path) -> None:
         "assert not {'torch', 'numpy'} & set(sys.modules)"
     )
     command = [sys.executable, "-c", code, "replay", str(run), "--json"]
-    seen = set()
+    digests = set()
     for seed in ("1", "2"):
         env = {**os.environ, "PYTHONHASHSEED": seed}
-        done = subprocess.run(
+        completed = subprocess.run(
             command, env=env, capture_output=True, text=True, check=True
         )
-        seen.add(json.loads(done.stdout)["digest"])
+        digests.add(json.loads(completed.stdout)["digest"])
     journal, _ = recorded(1)
     list(journal.turns())
-    assert seen == {journal.digest.hex()}
+    assert digests == {journal.digest.hex()}
 
 
 @pytest.mark.parametrize(
@@ -100,21 +100,23 @@ def test_a_changed_scheduler_is_found_out_in_words(
 ) -> None:
     """Who, what then and what now; the turn, the field, and what its columns are."""
     CHANGES[change](monkeypatch)
-    where = found(capsys, run, code=1)["divergence"]
-    assert words.strip() in [one["words"] for one in where["differences"]]
-    assert where["expected"] != where["found"]
-    lines = emitted(capsys, run, code=1).splitlines()
+    divergence = reported(capsys, run, code=1)["divergence"]
+    assert words.strip() in [
+        difference["words"] for difference in divergence["differences"]
+    ]
+    assert divergence["expected"] != divergence["found"]
+    lines = printed(capsys, run, code=1).splitlines()
     begin = (
-        f"DIVERGED   in turn {where['turn']} (step {where['step']}, "
-        f"{where['time']:.6f} s); "
+        f"DIVERGED   in turn {divergence['turn']} (step {divergence['step']}, "
+        f"{divergence['time']:.6f} s); "
     )
-    at = next(i for i, line in enumerate(lines) if line.startswith(begin))
-    assert words in lines[at + 1 :]
-    assert f"  field    {where['field']}" in lines
-    assert f"  columns  {where['legend']}" in lines
-    assert lines[-2] == f"  then     {json.dumps(where['expected'])}"
-    assert lines[-1] == f"  now      {json.dumps(where['found'])}"
-    assert found(capsys, run, "--until", where["turn"])["divergence"] is None
+    start = next(i for i, line in enumerate(lines) if line.startswith(begin))
+    assert words in lines[start + 1 :]
+    assert f"  field    {divergence['field']}" in lines
+    assert f"  columns  {divergence['legend']}" in lines
+    assert lines[-2] == f"  then     {json.dumps(divergence['expected'])}"
+    assert lines[-1] == f"  now      {json.dumps(divergence['found'])}"
+    assert reported(capsys, run, "--until", divergence["turn"])["divergence"] is None
 
 
 class BrokenError(Exception):
@@ -130,19 +132,19 @@ def test_an_engine_that_raises_is_reported_with_its_turn_and_a_code_of_its_own(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, turns = recorded(1)
-    at = next(
+    number = next(
         turn.number
         for turn in turns
-        if any(isinstance(why, Preempted) for why in turn.transition.reasons)
+        if any(isinstance(reason, Preempted) for reason in turn.transition.reasons)
     )
     monkeypatch.setattr(consult, "victim", breaks)
-    figures = found(capsys, run, code=3)
-    reported = "BrokenError: no victim today"
-    assert (figures["raised"]["turn"], figures["raised"]["error"]) == (at, reported)
-    assert figures["turns"] == at
+    figures = reported(capsys, run, code=3)
+    error = "BrokenError: no victim today"
+    assert (figures["raised"]["turn"], figures["raised"]["error"]) == (number, error)
+    assert figures["turns"] == number
     assert figures["divergence"] is None
-    lines = emitted(capsys, run, code=3).splitlines()
-    assert lines[-2] == f"RAISED     turn {at}: the engine raised {reported}"
+    lines = printed(capsys, run, code=3).splitlines()
+    assert lines[-2] == f"RAISED     turn {number}: the engine raised {error}"
     assert re.fullmatch(r"  in       test_replay_command\.py:\d+, in breaks", lines[-1])
 
 
@@ -166,7 +168,11 @@ def test_an_engine_that_raises_is_reported_in_one_line(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(consult, "victim", breaks)
     assert main([command[0], str(run), *command[1:]]) == 3
-    (line,) = [one for one in capsys.readouterr().err.splitlines() if "minfer: " in one]
+    (line,) = [
+        printed_line
+        for printed_line in capsys.readouterr().err.splitlines()
+        if "minfer: " in printed_line
+    ]
     assert re.search(
         r"minfer: (.*\.journal: )?turn \d+: the engine raised BrokenError: "
         r"no victim today \(",
@@ -178,13 +184,13 @@ def test_the_help_says_what_exit_codes_mean(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit):
         main(["replay", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    for emitted_of in (
+    for words in (
         "0 every decision",
         "1 one is not",
         "2 the arguments",
         "3 the engine raised",
     ):
-        assert emitted_of in text
+        assert words in text
 
 
 def test_a_torn_or_broken_file_is_reported(
@@ -192,21 +198,23 @@ def test_a_torn_or_broken_file_is_reported(
 ) -> None:
     data, path = run.read_bytes(), tmp_path / "x.journal"
     path.write_bytes(data[:-70])
-    figures = found(capsys, path)
+    figures = reported(capsys, path)
     assert figures["divergence"] is None
     assert "cut off" in figures["torn"][0]
-    assert "stops while the engine ran" in emitted(capsys, path)
+    assert "stops while the engine ran" in printed(capsys, path)
     path.write_bytes(data[:2000] + b"????" + data[2004:])
-    error = emitted(capsys, path, code=2)
+    error = printed(capsys, path, code=2)
     assert "is damaged" in error
-    whole = int(error.split()[-1])
-    assert error.endswith(f"turns before it are whole: minfer replay --until {whole}\n")
-    assert found(capsys, path, "--until", whole)["turns"] == whole > 0
-    assert "no such file" in emitted(capsys, tmp_path / "none", code=2)
+    num_turns = int(error.split()[-1])
+    assert error.endswith(
+        f"turns before it are whole: minfer replay --until {num_turns}\n"
+    )
+    assert reported(capsys, path, "--until", num_turns)["turns"] == num_turns > 0
+    assert "no such file" in printed(capsys, tmp_path / "none", code=2)
 
 
 @pytest.mark.parametrize(
-    "how",
+    "drafter",
     [
         {"method": "suffix"},
         {"method": "draft_model", "model": str(bundled_folder("draft"))},
@@ -214,7 +222,7 @@ def test_a_torn_or_broken_file_is_reported(
 )
 @pytest.mark.parametrize("redact", [False, True])
 def test_a_run_with_drafts_replays(
-    how: dict[str, object],
+    drafter: dict[str, object],
     redact: bool,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -225,30 +233,30 @@ def test_a_run_with_drafts_replays(
         num_gpu_blocks_override=300,
         journal=tmp_path,
         journal_redact=redact,
-        speculative_config={**how, "num_speculative_tokens": 3, "adaptive": False},
+        speculative_config={**drafter, "num_speculative_tokens": 3, "adaptive": False},
     ) as llm:
         greedy = SamplingParams(max_tokens=20, temperature=0)
         for _ in range(2):
             llm.generate(["a", "b", "c d"], greedy, use_tqdm=False)
-    figures = found(capsys, tmp_path)
+    figures = reported(capsys, tmp_path)
     assert figures["divergence"] is None
     assert figures["state_digests"] == 1
     drafts = figures["drafted"]
     assert 0 < drafts["accepted"] <= drafts["proposed"]
     words = f"{drafts['accepted']:,} of {drafts['proposed']:,} accepted"
-    assert words in emitted(capsys, tmp_path)
+    assert words in printed(capsys, tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "how",
+    "drafter",
     [
         {"method": "ngram", "prompt_lookup_min": 1},
         {"method": "draft_model", "model": str(bundled_folder("draft"))},
     ],
 )
 def test_a_run_whose_drafts_stand_by_coins_replays(
-    how: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    drafter: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By models, as only these throw coins; and a second run writes the same."""
     rule = {"rejection_sample_method": "standard", "adaptive": False}
@@ -257,7 +265,7 @@ def test_a_run_whose_drafts_stand_by_coins_replays(
         with LLM(
             num_gpu_blocks_override=64,
             journal=tmp_path / name,
-            speculative_config={**how, **rule, "num_speculative_tokens": 3},
+            speculative_config={**drafter, **rule, "num_speculative_tokens": 3},
         ) as llm:
             params = [
                 SamplingParams(max_tokens=40, seed=seed, temperature=0.7)
@@ -265,10 +273,10 @@ def test_a_run_whose_drafts_stand_by_coins_replays(
             ]
             prompts = ["class A:\n    def __init__(self, a, b):\n"] * 3
             outputs = llm.generate(prompts, params, use_tqdm=False)
-        figures = found(capsys, tmp_path / name)
+        figures = reported(capsys, tmp_path / name)
         assert figures["divergence"] is None
         assert figures["state_digests"] == 1
         drafts = figures["drafted"]
         assert 0 < drafts["accepted"] < drafts["proposed"]
-        written.append([one.outputs[0].token_ids for one in outputs])
+        written.append([output.outputs[0].token_ids for output in outputs])
     assert written[0] == written[1]

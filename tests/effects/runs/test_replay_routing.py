@@ -46,8 +46,8 @@ def test_what_was_decided_is_verified(
         "verified every decision",
     ]
     assert main(["replay", str(journal), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["turns"], found["policy"]) == (5, "RoundRobin")
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["turns"], figures["policy"]) == (5, "RoundRobin")
 
 
 def test_a_router_that_decides_otherwise_is_named(

@@ -29,7 +29,7 @@ def test_all_journals_are_verified_and_agree(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     router = write_server(tmp_path)
-    lines, found = replayed(capsys, tmp_path)
+    lines, figures = replayed(capsys, tmp_path)
     assert [line.split(" ")[0] for line in lines] == [
         *(name.removesuffix("-000001") for name in RUNS),
         router.name,
@@ -40,9 +40,9 @@ def test_all_journals_are_verified_and_agree(
     assert lines[3].endswith("placed verified")
     assert "runs of engines: 3 on 2 machines" in lines[4]
     assert lines[5].startswith("compared 5 of 5 requests")
-    assert [one["samples"] for one in found["runs"]] == [3, 1, 1]
-    assert (found["agreement"]["sent"], found["agreement"]["holds"]) == (5, True)
-    assert [one["placed"] for one in found["routers"]] == [5]
+    assert [run["samples"] for run in figures["runs"]] == [3, 1, 1]
+    assert (figures["agreement"]["sent"], figures["agreement"]["holds"]) == (5, True)
+    assert [journal["placed"] for journal in figures["routers"]] == [5]
 
 
 def test_what_disagrees_is_named(
@@ -52,16 +52,16 @@ def test_what_disagrees_is_named(
     last = tmp_path / f"{[*RUNS][-1]}.journal"
     last.unlink()
     write_run(last, "cmpl-x-0")
-    lines, found = replayed(capsys, tmp_path, 1)
+    lines, figures = replayed(capsys, tmp_path, 1)
     assert lines[-2:] == [
         "DISAGREE 'cmpl-d-0' got tokens from replica 1, and is not in its journal",
         "DISAGREE 'cmpl-x-0' is in a journal of replica 1, where no router sent it",
     ]
-    assert found["agreement"]["missing"][0]["id"] == "cmpl-d-0"
+    assert figures["agreement"]["missing"][0]["id"] == "cmpl-d-0"
     shutil.rmtree(tmp_path / "replica-1")
-    lines, found = replayed(capsys, tmp_path, 1)
+    lines, figures = replayed(capsys, tmp_path, 1)
     assert lines[-1].endswith("which has no journal here: copy it to replica-1")
-    assert found["agreement"]["absent"] == {"1": 2}
+    assert figures["agreement"]["absent"] == {"1": 2}
 
 
 def test_runs_that_were_cut_short_prove_less(
@@ -74,12 +74,12 @@ def test_runs_that_were_cut_short_prove_less(
     lines, _ = replayed(capsys, tmp_path)
     assert lines[-1] == "1 came after the end of a router's journal that was cut short"
     later.write_bytes(b"")  # it cannot be used; all others are replayed
-    lines, found = replayed(capsys, tmp_path, 2)
-    assert len(found["runs"]) == 3
+    lines, figures = replayed(capsys, tmp_path, 2)
+    assert len(figures["runs"]) == 3
     router.write_text(router.read_text().replace('"why":"turn"', '"why":"cost"'))
-    lines, found = replayed(capsys, tmp_path, 2)
+    lines, figures = replayed(capsys, tmp_path, 2)
     assert lines[-1].startswith("5 came after"), "a damaged one is as cut short"
-    assert found["routers"] == []
+    assert figures["routers"] == []
 
 
 def test_a_folder_may_be_written_meanwhile(
@@ -90,14 +90,14 @@ def test_a_folder_may_be_written_meanwhile(
     """
     router = write_server(tmp_path)
     (tmp_path / f"{[*RUNS][-1]}.journal").unlink()
-    whole = router.read_bytes()
+    content = router.read_bytes()
     verify = replay_run.verify_run
 
     def write_and_verify(journal: Journal) -> Results:
-        router.write_bytes(whole)
+        router.write_bytes(content)
         return verify(journal)
 
-    router.write_bytes(whole[: whole.index(b'"cmpl-d-0"')])
+    router.write_bytes(content[: content.index(b'"cmpl-d-0"')])
     monkeypatch.setattr(replay_run, "verify_run", write_and_verify)
     assert main(["replay", str(tmp_path)]) == 0
     assert "compared   4 of 4 requests" in capsys.readouterr().out
@@ -116,11 +116,11 @@ def test_what_cannot_be_read_is_named_and_not_waited_for(
     for pipe in pipes:
         os.mkfifo(pipe)
     assert main(["replay", str(tmp_path)]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert [line for line in said if "turn" not in line] == [
+    messages = capsys.readouterr().err.splitlines()
+    assert [line for line in messages if "turn" not in line] == [
         f"minfer: {pipe}: this is no regular file" for pipe in pipes
     ]
-    (failed,) = [line for line in said if "turn" in line]
+    (failed,) = [line for line in messages if "turn" in line]
     assert f"minfer: {damaged}: turn 1 does not follow" in failed
 
 
@@ -128,12 +128,12 @@ def test_without_a_router_nothing_is_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_server(tmp_path).unlink()
-    lines, found = replayed(capsys, tmp_path)
+    lines, figures = replayed(capsys, tmp_path)
     assert lines[-1] == "compared nothing: there is no journal of a router"
-    assert found["agreement"] is None
+    assert figures["agreement"] is None
     assert main(["replay", str(tmp_path), "--until", "3"]) == 2
-    said = capsys.readouterr().err
-    assert f"--until is for one engine's journal, as in {tmp_path}/replica-0" in said
+    message = capsys.readouterr().err
+    assert f"--until is for one engine's journal, as in {tmp_path}/replica-0" in message
 
 
 def test_a_router_that_decides_otherwise_is_shown(
@@ -142,6 +142,6 @@ def test_a_router_that_decides_otherwise_is_shown(
     router = write_server(tmp_path)
     head, *turns = router.read_text().splitlines(keepends=True)
     router.write_text(head.replace("RoundRobin", "LeastLoaded") + "".join(turns))
-    lines, found = replayed(capsys, tmp_path, 1)
+    lines, figures = replayed(capsys, tmp_path, 1)
     assert "DIVERGED in turn 1" in lines
-    assert found["routers"][0]["divergence"]["field"] == "decision.why"
+    assert figures["routers"][0]["divergence"]["field"] == "decision.why"

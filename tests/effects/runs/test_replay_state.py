@@ -11,20 +11,20 @@ from minfer.records.messages import Submit
 from minfer.values.pmap import Map
 from tests.core.simulation.clocked import Run, config, request
 from tests.core.simulation.test_fork import recorded
-from tests.effects.runs.replays import emitted, found
+from tests.effects.runs.replays import printed, reported
 from tests.effects.runs.replays import run as run
 
 
 def test_a_state_is_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal, turns = recorded(1)
     state = turns[40].before
-    text = emitted(capsys, run, "--at", 40)
+    text = printed(capsys, run, "--at", 40)
     assert f"{len(state.running)} sequences, in rank order" in text
     assert f"before turn 40, at {state.time:.6f} s" in text
-    whole = found(capsys, run, "--at", 40)
-    assert whole["is"] == "EngineState"
-    assert whole["next_step"] == state.next_step
-    assert "there is no turn 9999" in emitted(capsys, run, "--at", 9999, code=2)
+    figures = reported(capsys, run, "--at", 40)
+    assert figures["is"] == "EngineState"
+    assert figures["next_step"] == state.next_step
+    assert "there is no turn 9999" in printed(capsys, run, "--at", 9999, code=2)
     assert journal.config
 
 
@@ -36,7 +36,7 @@ def test_the_state_of_a_policy_is_plain(
     run.drain()
     path = tmp_path / "a.journal"
     write_journal(path, run.config, run.turns)
-    text = emitted(capsys, path, "--at", 1)
+    text = printed(capsys, path, "--at", 1)
     (policy,) = [line for line in text.splitlines() if line.startswith("policy")]
     assert "Map" not in policy
     assert "weights={'b': 2.0}" in policy

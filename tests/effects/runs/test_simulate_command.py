@@ -65,7 +65,7 @@ class Longest(FirstCome):
 
 @pytest.mark.long
 def test_every_combination_is_run(capsys: pytest.CaptureFixture[str]) -> None:
-    found = reported(
+    results = reported(
         capsys,
         SMALL,
         "--scheduling-policy",
@@ -78,7 +78,7 @@ def test_every_combination_is_run(capsys: pytest.CaptureFixture[str]) -> None:
         "1,3",
     )
     settings = [
-        (run["policy"], run["max_num_seqs"], run["speed"]) for run in found["runs"]
+        (run["policy"], run["max_num_seqs"], run["speed"]) for run in results["runs"]
     ]
     assert settings == [
         (policy, seqs, speed)
@@ -86,15 +86,15 @@ def test_every_combination_is_run(capsys: pytest.CaptureFixture[str]) -> None:
         for seqs in (4, 16)
         for speed in (1.0, 3.0)
     ]
-    assert {run["samples"] for run in found["runs"]} == {150}
-    assert {run["ended"]["length"] for run in found["runs"]} == {150}
-    slow, quick = found["runs"][4]["ttft"]["p99"], found["runs"][0]["ttft"]["p99"]
+    assert {run["samples"] for run in results["runs"]} == {150}
+    assert {run["ended"]["length"] for run in results["runs"]} == {150}
+    slow, quick = results["runs"][4]["ttft"]["p99"], results["runs"][0]["ttft"]["p99"]
     assert slow > quick  # static batches make others wait
 
 
 def test_a_run_is_the_engines_own(capsys: pytest.CaptureFixture[str]) -> None:
     """The figures of the command are those of the same turns, taken here."""
-    found = reported(
+    result = reported(
         capsys,
         SMALL,
         "--block-size",
@@ -122,13 +122,13 @@ def test_a_run_is_the_engines_own(capsys: pytest.CaptureFixture[str]) -> None:
         config, Simulated(), H200, report.note_arrivals(trace.arrivals(16))
     ).turns():
         report.fold(turn)
-    assert found == found | json.loads(json.dumps(report.figures()))
-    assert 0 < found["good"] < 1
+    assert result == result | json.loads(json.dumps(report.figures()))
+    assert 0 < result["good"] < 1
 
 
 def test_the_table_shows_what_varies(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", SMALL, "--num-blocks", "200,4000", "--slo-ttft", "0.1"]) == 0
-    *about, head, first, second = capsys.readouterr().out.splitlines()
+    *intro, head, first, second = capsys.readouterr().out.splitlines()
     rows = (first, second)
     assert (
         main(["simulate", SMALL, "--scheduling-policy", "fair", "--requests", "9"]) == 0
@@ -136,13 +136,13 @@ def test_the_table_shows_what_varies(capsys: pytest.CaptureFixture[str]) -> None
     assert (
         "no request has a client" in capsys.readouterr().out
     )  # which fair shares are about
-    assert about[:2] == [
+    assert intro[:2] == [
         f"150 requests of {SMALL}",
         "what steps cost: a 7B model on one H200, roughly (built in)",
     ]
-    assert about[2].startswith("  the trace does not say; --fit JOURNAL")
-    assert about[3] == "sizes that no option gives suit a 7B model on one H200"
-    assert about[-1] == (
+    assert intro[2].startswith("  the trace does not say; --fit JOURNAL")
+    assert intro[3] == "sizes that no option gives suit a 7B model on one H200"
+    assert intro[-1] == (
         "good: the share of answers whose first token came within 0.1 s; "
         "good/s: as many of them a second (goodput)"
     )
@@ -181,21 +181,21 @@ def test_policies_of_ones_own(
     )
     run = [sys.executable, "-c", code]
     monkeypatch.setenv("PYTHONPATH", str(Path(minfer.__file__).parents[1]))
-    done = subprocess.run(
+    completed = subprocess.run(
         [*run, *command, "--journal", "runs", "--json"], capture_output=True
     )
-    assert done.returncode == 0, done.stderr
-    (made,) = json.loads(done.stdout)["runs"]
-    assert made["policy"] == "Longest:least=3"
+    assert completed.returncode == 0, completed.stderr
+    (simulated,) = json.loads(completed.stdout)["runs"]
+    assert simulated["policy"] == "Longest:least=3"
     refused = subprocess.run([*run, "replay", "runs"], capture_output=True, text=True)
     assert refused.returncode == 2
     assert (
         "no record 'Longest' here; if it is of a policy of your own, name"
         in refused.stderr
     )
-    own = ["--policies", "own_policies", "replay", "runs", "--json"]
-    again = subprocess.run([*run, *own], capture_output=True, check=True)
-    assert json.loads(again.stdout)["divergence"] is None
+    replay_options = ["--policies", "own_policies", "replay", "runs", "--json"]
+    replayed = subprocess.run([*run, *replay_options], capture_output=True, check=True)
+    assert json.loads(replayed.stdout)["divergence"] is None
     clash = OWN.replace("Longest", "Fair")
     (tmp_path / "clash.py").write_text(clash, "utf-8")
     same = subprocess.run(
@@ -209,10 +209,10 @@ def test_policies_of_ones_own(
 
 
 def test_options_of_the_trace(capsys: pytest.CaptureFixture[str]) -> None:
-    whole = reported(capsys, SMALL)["runs"][0]
-    part = reported(capsys, SMALL, "--requests", "40", "--divide", "10")["runs"][0]
-    assert part["samples"] == 40
-    assert part["prompt_tokens"] < whole["prompt_tokens"] / 20
+    full = reported(capsys, SMALL)["runs"][0]
+    shortened = reported(capsys, SMALL, "--requests", "40", "--divide", "10")["runs"][0]
+    assert shortened["samples"] == 40
+    assert shortened["prompt_tokens"] < full["prompt_tokens"] / 20
     fair = reported(
         capsys,
         SMALL,
@@ -247,27 +247,27 @@ LEVEL = ("--slo-ttft", "0.15", "--slo-tpot", "0.012", "--slo-share", "0.95")
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "what", ["num-blocks", "speed", *claimed(["max-num-seqs", "block-size"])]
+    "option", ["num-blocks", "speed", *claimed(["max-num-seqs", "block-size"])]
 )
-def test_find(capsys: pytest.CaptureFixture[str], what: str) -> None:
-    found = reported(capsys, SMALL, *LEVEL, "--find", what, "--num-blocks", "2000")
-    name = what.replace("-", "_")
-    tried = {run[name]: run["good"] for run in found["runs"]}
+def test_find(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    results = reported(capsys, SMALL, *LEVEL, "--find", option, "--num-blocks", "2000")
+    name = option.replace("-", "_")
+    tried = {run[name]: run["good"] for run in results["runs"]}
     good = [value for value, share in tried.items() if share >= 0.95]
     bad = [value for value, share in tried.items() if share < 0.95]
-    assert found["found"] == (max(good) if what == "speed" else min(good))
-    if what == "speed":
-        assert min(bad) == pytest.approx(1.02 * found["found"])
-    elif what == "num-blocks":
-        assert max(bad) < found["found"] <= 1.03 * max(bad)
+    assert results["found"] == (max(good) if option == "speed" else min(good))
+    if option == "speed":
+        assert min(bad) == pytest.approx(1.02 * results["found"])
+    elif option == "num-blocks":
+        assert max(bad) < results["found"] <= 1.03 * max(bad)
     else:
-        assert len(tried) == (11 if what == "max-num-seqs" else 8)
+        assert len(tried) == (11 if option == "max-num-seqs" else 8)
 
 
 def test_nothing_may_do(capsys: pytest.CaptureFixture[str]) -> None:
     level = ["--requests", "15", "--slo-ttft", "0.001", "--find"]
-    found = reported(capsys, SMALL, *level, "num-blocks", code=1)
-    assert found["found"] is None
+    results = reported(capsys, SMALL, *level, "num-blocks", code=1)
+    assert results["found"] is None
     assert main(["simulate", SMALL, *level, "max-num-seqs"]) == 1
     message = capsys.readouterr().out.splitlines()[-1]
     assert message == "max-num-seqs with which 99.0% are good: nothing that was tried"
@@ -281,7 +281,9 @@ def test_runs_can_be_kept_as_journals(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "runs"
-    found = reported(capsys, SMALL, "--num-blocks", "300,3000", "--journal", str(folder))
+    results = reported(
+        capsys, SMALL, "--num-blocks", "300,3000", "--journal", str(folder)
+    )
     paths = sorted(folder.iterdir())
     assert len(paths) == 2
     for path in paths:
@@ -290,16 +292,16 @@ def test_runs_can_be_kept_as_journals(
         for turn in journal.turns():  # which verifies every decision
             report.fold(turn)
         twin = next(
-            r for r in found["runs"] if r["num_blocks"] == journal.config.num_blocks
+            r for r in results["runs"] if r["num_blocks"] == journal.config.num_blocks
         )
         assert report.figures()["turns"] == twin["turns"]
         assert report.figures()["tpot"] == twin["tpot"]
         assert journal.config.watermark == journal.config.num_blocks // 100
         assert journal.about["simulated"] == SMALL
         # Its settings are the journal's.
-        again = reported(capsys, str(path), "--cost", "h200")["runs"][0]
-        assert again["num_blocks"] == twin["num_blocks"]
-        assert again["tpot"]["p50"] == pytest.approx(twin["tpot"]["p50"], rel=0.05)
+        repeated = reported(capsys, str(path), "--cost", "h200")["runs"][0]
+        assert repeated["num_blocks"] == twin["num_blocks"]
+        assert repeated["tpot"]["p50"] == pytest.approx(twin["tpot"]["p50"], rel=0.05)
 
 
 def test_it_needs_no_torch() -> None:
@@ -313,7 +315,7 @@ assert not {{"torch", "transformers", "numpy"}} & set(sys.modules), sorted(sys.m
 
 
 @pytest.mark.parametrize(
-    ("arguments", "why"),
+    ("arguments", "expected"),
     [
         (["nowhere.csv"], "nowhere.csv: No such file"),
         (
@@ -363,12 +365,12 @@ assert not {{"torch", "transformers", "numpy"}} & set(sys.modules), sorted(sys.m
     ],
 )
 def test_bad_arguments_are_one_line(
-    arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with contextlib.suppress(SystemExit):  # argparse's way
         assert main(["simulate", *arguments]) == 2
     message = capsys.readouterr().err
-    assert why in message
+    assert expected in message
     assert message.count("\n") == 1
 
 
@@ -390,13 +392,13 @@ def azure(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("policy", "promise"), POLICIES, ids=lambda one: type(one).__name__
+    ("policy", "promise"), POLICIES, ids=lambda policy: type(policy).__name__
 )
 def test_policies_keep_their_promises(policy: Any, promise: str, azure: str) -> None:
-    found = replay(policy, promise, read_trace(azure), 1.0, 0)
-    assert found["broken"] == 0
-    assert found["busy"] > 0.9
-    assert found["ttft"]["p99"] > 1.0  # there is a line to overtake in
+    figures = replay(policy, promise, read_trace(azure), 1.0, 0)
+    assert figures["broken"] == 0
+    assert figures["busy"] > 0.9
+    assert figures["ttft"]["p99"] > 1.0  # there is a line to overtake in
 
 
 @frozen

@@ -20,8 +20,8 @@ def run_of(path: Path, requests: int) -> Path:
     """A journal of so many requests, whose steps cost what `COST` says."""
     trace = read_trace(f"poisson:rate=12,requests={requests},prompt=300,output=30,seed=2")
     config = EngineConfig(num_blocks=2000, max_num_seqs=16, max_model_len=2000)
-    made = Simulation(config, Simulated(), COST, trace.arrivals(config.block_size))
-    write_journal(path, config, made.turns(), RAN)
+    simulation = Simulation(config, Simulated(), COST, trace.arrivals(config.block_size))
+    write_journal(path, config, simulation.turns(), RAN)
     return path
 
 
@@ -38,33 +38,37 @@ def heading(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
 def test_a_run_is_simulated_at_its_own_cost(
     ran: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, cost, why, sizes = heading(capsys, str(ran))
+    _, cost, cost_source, sizes = heading(capsys, str(ran))
     assert cost.startswith(f"what steps cost: fitted to {ran}; on steps held out ")
-    assert why == (
+    assert cost_source == (
         "  what ran there: /models/small, a GPU, torch; --cost h200 takes the built-in "
         "model"
     )
     assert (
         sizes == "sizes and the policy that no option gives are those of the recorded run"
     )
-    found = reported(capsys, str(ran), "--requests", "30")
-    assert found["cost"]["token"] == pytest.approx(COST.token, rel=0.1)
-    assert abs(found["held_out_error"]["total"]) < 0.02
-    assert found["ran"]["model"] == "/models/small"
+    fitted = reported(capsys, str(ran), "--requests", "30")
+    assert fitted["cost"]["token"] == pytest.approx(COST.token, rel=0.1)
+    assert abs(fitted["held_out_error"]["total"]) < 0.02
+    assert fitted["ran"]["model"] == "/models/small"
     # That is another prediction than of a 7B model on an H200.
     built_in = reported(capsys, str(ran), "--requests", "30", "--cost", "h200")
     assert built_in["cost"]["name"] == H200.name
-    own, other = (one["runs"][0]["tpot"]["p50"] for one in (found, built_in))
-    assert own > 1.2 * other
+    own_tpot, built_in_tpot = (
+        results["runs"][0]["tpot"]["p50"] for results in (fitted, built_in)
+    )
+    assert own_tpot > 1.2 * built_in_tpot
 
 
 def test_a_run_of_few_steps_says_that_it_does_not_tell(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     short = run_of(tmp_path / "short.journal", 3)
-    _, cost, why, _ = heading(capsys, str(short))
+    _, cost, cost_source, _ = heading(capsys, str(short))
     assert cost == f"what steps cost: {H200.name}"
-    assert why.startswith("  the run has fewer than the 256 steps that a cost model")
+    assert cost_source.startswith(
+        "  the run has fewer than the 256 steps that a cost model"
+    )
     with pytest.raises(SystemExit):
         main(["simulate", str(short), "--cost"])
     capsys.readouterr()
@@ -75,15 +79,17 @@ def test_a_run_of_few_steps_says_that_it_does_not_tell(
 def test_the_request_is_reported(
     ran: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = tmp_path / "cost.json"
-    write_cost(kept, COST, {})
-    few = (SMALL, "--requests", "5")
-    assert heading(capsys, *few, "--cost", str(kept))[1:3] == [
+    file = tmp_path / "cost.json"
+    write_cost(file, COST, {})
+    options = (SMALL, "--requests", "5")
+    assert heading(capsys, *options, "--cost", str(file))[1:3] == [
         "what steps cost: known",
-        f"  read from {kept} (--cost)",
+        f"  read from {file} (--cost)",
     ]
-    assert heading(capsys, *few, "--cost", "h200")[2] == "  as --cost h200 says"
-    assert heading(capsys, *few, "--fit", str(ran))[2].endswith("torch; as --fit says")
+    assert heading(capsys, *options, "--cost", "h200")[2] == "  as --cost h200 says"
+    assert heading(capsys, *options, "--fit", str(ran))[2].endswith(
+        "torch; as --fit says"
+    )
 
 
 def test_goodput_is_reported_in_words() -> None:

@@ -24,16 +24,16 @@ RATE = "--acceptance-rate"
 def test_drafts_that_stand_make_a_run_quicker(capsys: pytest.CaptureFixture[str]) -> None:
     for method in ("ngram", "draft_model"):
         requested = (NUMBER, "0,4", "--speculative-method", method, RATE, "0.8")
-        none, some = reported(capsys, LOAD, *requested)["runs"]
-        assert (none["drafts"], some["drafts"]) == (0, 4)
+        none, four = reported(capsys, LOAD, *requested)["runs"]
+        assert (none["drafts"], four["drafts"]) == (0, 4)
         assert none["drafted"]["rate"] is None
-        drafted = some["drafted"]
+        drafted = four["drafted"]
         # 0.8 + 0.64 + 0.512 + 0.41 of four, less what cannot be at an end.
         assert drafted["rate"] == pytest.approx(0.59, abs=0.05)
         assert drafted["by_place"][0] == pytest.approx(0.8, abs=0.05)
         assert 2.5 < drafted["length"] < 3.5
-        assert some["tpot"]["p50"] < 0.6 * none["tpot"]["p50"]
-        assert none["output_tokens"] == some["output_tokens"]
+        assert four["tpot"]["p50"] < 0.6 * none["tpot"]["p50"]
+        assert none["output_tokens"] == four["output_tokens"]
 
 
 def test_what_is_looked_up_is_looked_up_anywhere(
@@ -46,8 +46,8 @@ def test_what_is_looked_up_is_looked_up_anywhere(
         ]
         for method, rate in (("ngram", "0.7"), ("suffix", "0.7"), ("suffix", "0.8"))
     ]
-    for (one,) in (ngram, same):
-        del one["simulated_in"]  # the machine's seconds
+    for (run,) in (ngram, same):
+        del run["simulated_in"]  # the machine's seconds
     assert ngram == same
     assert better[0]["drafted"]["rate"] > same[0]["drafted"]["rate"]
     assert set(DRAFTERS) == set(METHODS)
@@ -58,13 +58,13 @@ def test_a_draft_model_costs_what_it_is_reported_to(
 ) -> None:
     requested = (NUMBER, "4", "--speculative-method", "draft_model", RATE, "0.8")
     cheap, dear = (
-        reported(capsys, LOAD, *requested, "--draft-cost", each)["runs"][0]
-        for each in ("0.0001", "0.5")
+        reported(capsys, LOAD, *requested, "--draft-cost", seconds)["runs"][0]
+        for seconds in ("0.0001", "0.5")
     )
     assert cheap["drafted"]["proposed"] > 0
     assert dear["drafted"]["proposed"] == 0, "none pays at that price"
-    for more, says in (((), True), (("--draft-cost", "0.001"), False)):
-        assert main(["simulate", LOAD, *requested, *more]) == 0
+    for options, says in (((), True), (("--draft-cost", "0.001"), False)):
+        assert main(["simulate", LOAD, *requested, *options]) == 0
         assert ("takes no time" in capsys.readouterr().out) == says
 
 
@@ -72,9 +72,9 @@ def test_the_table_says_what_it_rests_on(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["simulate", LOAD, NUMBER, "0,2", RATE, "0.7"]) == 0
     out = capsys.readouterr().out
     assert "probability 0.7 if those before it are (as --acceptance-rate says)" in out
-    *_, head, none, some = out.splitlines()
-    at = head.split().index("drafts")
-    assert [none.split()[at], some.split()[at]] == ["0", "2"]
+    *_, head, none, two = out.splitlines()
+    column = head.split().index("drafts")
+    assert [none.split()[column], two.split()[column]] == ["0", "2"]
     assert "accepted" in head
     assert main(["simulate", LOAD]) == 0
     out = capsys.readouterr().out
@@ -105,7 +105,7 @@ def test_a_recorded_run_says_how_it_speculated(
 
 
 @pytest.mark.parametrize(
-    ("requested", "why"),
+    ("requested", "message"),
     [
         ((NUMBER, "-1"), "is not a whole number from 0"),
         ((NUMBER, "65"), "drafts must be at most 64, not 65"),
@@ -117,7 +117,7 @@ def test_a_recorded_run_says_how_it_speculated(
     ],
 )
 def test_what_is_impossible_is_reported(
-    requested: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
+    requested: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code: object = None
     try:
@@ -125,16 +125,16 @@ def test_what_is_impossible_is_reported(
     except SystemExit as error:  # argparse's
         code = error.code
     assert code == 2
-    assert why in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_what_a_run_says_of_speculation_stays() -> None:
-    was = Speculation(drafter=DEVICE, drafts=2, adaptive=False, rows=7)
-    config = evolve(EngineConfig(num_blocks=9), speculation=was)
+    recorded = Speculation(drafter=DEVICE, drafts=2, adaptive=False, rows=7)
+    config = evolve(EngineConfig(num_blocks=9), speculation=recorded)
     changed = with_drafts(config, 5, None, H200).speculation
-    assert changed == evolve(was, drafts=5)
+    assert changed == evolve(recorded, drafts=5)
     by_host = with_drafts(config, 5, "ngram", H200).speculation
-    assert by_host == evolve(was, drafts=5, drafter=HOST)
+    assert by_host == evolve(recorded, drafts=5, drafter=HOST)
     assert with_drafts(config, 0, None, H200).speculation is None
     new = with_drafts(EngineConfig(num_blocks=9), 3, None, H200).speculation
     assert new is not None

@@ -17,7 +17,7 @@ from minfer.records.tiers import BY_COST, RECOMPUTE, TransferKind
 from minfer.simulation.fork import Change, fork
 from minfer.simulation.simulate import Simulated, Simulation
 from tests.effects.runs.page.scenes import entries, unpacked
-from tests.effects.runs.replays import emitted
+from tests.effects.runs.replays import printed
 from tests.effects.runs.tiered import STEP, tiered
 
 NAMES = {False: "host memory", True: "disk or another engine"}
@@ -33,10 +33,10 @@ def test_a_load_is_explained(
     write_journal(path, *tiered(external=external, **COSTS))
     assert main(["explain", str(path), "again"]) == 0
     text = capsys.readouterr().out
-    what = (
+    words = (
         f"waits for 4 blocks from {NAMES[external]}: 2,000.0 ms to load them, 16,000.0 ms"
     )
-    assert what in text
+    assert words in text
     assert "4: 16, " in text  # the hit with blocks of 4 tokens
     write_journal(path, *tiered(external=external, **COSTS | {"choice": RECOMPUTE}))
     assert main(["explain", str(path), "again"]) == 0
@@ -59,12 +59,12 @@ def test_a_state_has_transfers(
         tiered(external=external, page_seconds=1.0),
     )
     write_journal(path, config, turns)
-    at = next(
+    number = next(
         turn.number
         for turn in turns
-        if any(one.kind.to_device for one in turn.before.tiers.transfers)
+        if any(transfer.kind.to_device for transfer in turn.before.tiers.transfers)
     )
-    text = emitted(capsys, path, "--at", at)
+    text = printed(capsys, path, "--at", number)
     tier = "by key" if external else "of host memory"
     assert f": loads 4 blocks {tier}, for 'again'" in text
     assert ("believed to be on disk" in text) == external
@@ -79,14 +79,14 @@ def test_a_simulation_believes_what_a_request_says_is_stored(tmp_path: Path) -> 
     assert trace.config is not None
     assert trace.config.external_store is not None
     assert trace.config.external_store.page_seconds == pytest.approx(2.0, rel=0.1)
-    [*_, (_, again)] = trace.events
-    assert isinstance(again, Request)
-    alone = [(0.0, evolve(again, kv_transfer=KvTransfer(num_stored_blocks=4)))]
-    taken = [*Simulation(trace.config, Simulated(), STEP, alone).turns()]
-    reasons = [one for turn in taken for one in turn.transition.reasons]
-    [load] = [one for one in reasons if isinstance(one, Loading)]
+    [*_, (_, request)] = trace.events
+    assert isinstance(request, Request)
+    arrivals = [(0.0, evolve(request, kv_transfer=KvTransfer(num_stored_blocks=4)))]
+    turns = [*Simulation(trace.config, Simulated(), STEP, arrivals).turns()]
+    reasons = [reason for turn in turns for reason in turn.transition.reasons]
+    [load] = [reason for reason in reasons if isinstance(reason, Loading)]
     assert (load.blocks, load.kind) == (4, KINDS[True])
-    assert not [one for one in reasons if isinstance(one, LostBlocks)]
+    assert not [reason for reason in reasons if isinstance(reason, LostBlocks)]
 
 
 def test_tiers_follow_the_size_of_blocks_and_of_the_pool() -> None:
@@ -106,10 +106,10 @@ def test_stored_blocks_are_of_the_new_size(tmp_path: Path) -> None:
     write_journal(path, config, turns)
     trace = read_trace(str(path), None, 1)
     for size, stored in ((4, 4), (8, 2), (2, 8)):
-        [*_, (_, again)] = trace.arrivals(size)
-        assert isinstance(again, Request)
-        assert again.kv_transfer == KvTransfer(num_stored_blocks=stored)
-    made = fork(read_journal(path), 0, Change(settings={"block_size": 8}), STEP)
-    events = [event for turn in made.turns for event in turn.events]
-    came = [event.request for event in events if isinstance(event, Submit)]
-    assert came[-1].kv_transfer == KvTransfer(num_stored_blocks=2)
+        [*_, (_, request)] = trace.arrivals(size)
+        assert isinstance(request, Request)
+        assert request.kv_transfer == KvTransfer(num_stored_blocks=stored)
+    forked = fork(read_journal(path), 0, Change(settings={"block_size": 8}), STEP)
+    events = [event for turn in forked.turns for event in turn.events]
+    requests = [event.request for event in events if isinstance(event, Submit)]
+    assert requests[-1].kv_transfer == KvTransfer(num_stored_blocks=2)

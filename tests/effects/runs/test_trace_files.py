@@ -49,7 +49,9 @@ def line(time: float, size: int, ids: list[int], output: int = 5) -> dict[str, A
 
 
 def requests(trace: ArrivalTrace, block_size: int = 64) -> list[Request]:
-    return [what for _, what in trace.arrivals(block_size) if isinstance(what, Request)]
+    return [
+        event for _, event in trace.arrivals(block_size) if isinstance(event, Request)
+    ]
 
 
 # --- what arrives -----------------------------------------------------------------------
@@ -59,7 +61,7 @@ def test_azure(tmp_path: Path) -> None:
     trace = read_trace(azure(tmp_path))
     times = [time for time, _ in trace.arrivals(64)]
     assert times == pytest.approx([0.0, 0.25, 60.0])
-    assert [(len(one.prompt), one.max_tokens) for one in requests(trace)] == [
+    assert [(len(request.prompt), request.max_tokens) for request in requests(trace)] == [
         (4808, 10),
         (3180, 8),
         (110, 1),
@@ -115,14 +117,14 @@ def test_a_distribution_is_what_it_says_and_the_same_again() -> None:
 
 def test_a_share_of_prompts_has_common_prefixes() -> None:
     text = "poisson:requests=1000,prompt=100,spread=1,shared=0.3,prefix=64,prefixes=2"
-    every = requests(read_trace(text), 16)
-    heads = [one.prompt[:64] for one in every]
+    all_requests = requests(read_trace(text), 16)
+    heads = [request.prompt[:64] for request in all_requests]
     alike = [head for head in heads if heads.count(head) > 1]
     assert len(alike) == pytest.approx(300, rel=0.2)
     assert len(set(alike)) == 2
     assert all(
-        len(one.prompt) > 64
-        for one, head in zip(every, heads, strict=True)
+        len(request.prompt) > 64
+        for request, head in zip(all_requests, heads, strict=True)
         if head in alike
     )
 
@@ -151,18 +153,22 @@ def test_a_journal_gives_what_came_and_how_long_it_became(tmp_path: Path) -> Non
         assert trace.config == config
         assert trace.lengths == {("a", 0): 4, ("b", 0): 5, ("b", 1): 5, ("d", 0): 5}
         assert [time for time, _ in trace.events] == [0.0, 0.0, 2.0, 3.0, 80.0]
-        assert [what.id for _, what in trace.events] == ["a", "b", "c", "c", "d"]
-    assert [one.id for one in requests(read_trace(str(path), max_requests=2))] == [
+        assert [event.id for _, event in trace.events] == ["a", "b", "c", "c", "d"]
+    assert [
+        request.id for request in requests(read_trace(str(path), max_requests=2))
+    ] == [
         "a",
         "b",
     ]
     turns = [
         *Simulation(config, Simulated(trace.lengths), EVEN, trace.arrivals(4)).turns()
     ]
-    again = {name: (done.length, done.reason) for name, done in ends(turns).items()}
-    assert again["a", 0] == (4, "stop")
-    assert again["b", 1] == (5, "length")
-    assert again["c", 0][1] == "cancelled"
+    repeated = {
+        name: (finished.length, finished.reason) for name, finished in ends(turns).items()
+    }
+    assert repeated["a", 0] == (4, "stop")
+    assert repeated["b", 1] == (5, "length")
+    assert repeated["c", 0][1] == "cancelled"
 
 
 def test_a_text_that_ended_without_a_stop_id_ends_again(tmp_path: Path) -> None:
@@ -178,7 +184,7 @@ GOOD = line(0, 600, [1, 2])
 
 
 @pytest.mark.parametrize(
-    ("row", "why"),
+    ("row", "message"),
     [
         ("2023-11-16 18:17:05.00,10", "row 3: it has 2 columns, not 3"),
         ("", "row 3: it has 1 columns, not 3"),
@@ -202,15 +208,15 @@ GOOD = line(0, 600, [1, 2])
         ("2023-11-16 18:17:01.00,10,10", "row 3: time goes back by 2.97996 s"),
     ],
 )
-def test_a_bad_row_of_azure(tmp_path: Path, row: str, why: str) -> None:
+def test_a_bad_row_of_azure(tmp_path: Path, row: str, message: str) -> None:
     text = "\n".join([*AZURE.splitlines()[:2], row, ""])
     with pytest.raises(TraceError) as error:
         read_trace(azure(tmp_path, text))
-    assert str(error.value).startswith(f"{tmp_path / 'trace.csv'}, {why}")
+    assert str(error.value).startswith(f"{tmp_path / 'trace.csv'}, {message}")
 
 
 @pytest.mark.parametrize(
-    ("row", "why"),
+    ("row", "message"),
     [
         ("{", "Expecting property name"),
         ("[1]", "list indices must be integers"),
@@ -247,15 +253,15 @@ def test_a_bad_row_of_azure(tmp_path: Path, row: str, why: str) -> None:
     ],
 )
 def test_a_bad_row_of_mooncake(
-    tmp_path: Path, row: dict[str, Any] | str, why: str
+    tmp_path: Path, row: dict[str, Any] | str, message: str
 ) -> None:
     with pytest.raises(TraceError) as error:
         read_trace(mooncake(tmp_path, GOOD, row, GOOD))
-    assert f"{tmp_path / 'trace.jsonl'}, row 2: {why}" in str(error.value)
+    assert f"{tmp_path / 'trace.jsonl'}, row 2: {message}" in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "message"),
     [
         (b"", "row 1 is of no known format; a trace is Azure's CSV"),
         (b"a,b,c\n1,2,3\n", "row 1 is of no known format; a trace is Azure's CSV"),
@@ -266,16 +272,16 @@ def test_a_bad_row_of_mooncake(
         (b"minfer journal 9\n", "of a newer format"),
     ],
 )
-def test_a_file_that_is_no_trace(tmp_path: Path, text: bytes, why: str) -> None:
+def test_a_file_that_is_no_trace(tmp_path: Path, text: bytes, message: str) -> None:
     path = tmp_path / "trace"
     path.write_bytes(text)
-    with pytest.raises(ValueError, match=why) as error:
+    with pytest.raises(ValueError, match=message) as error:
         read_trace(str(path))
     assert str(path) in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("source", "why"),
+    ("source", "message"),
     [
         ("nowhere.csv", "nowhere.csv: No such file or directory; a trace is Azure's CSV"),
         ("x" * 300, "File name too long"),
@@ -289,8 +295,8 @@ def test_a_file_that_is_no_trace(tmp_path: Path, text: bytes, why: str) -> None:
         ("poisson:spread=1000", "'spread=1000' is none of"),
     ],
 )
-def test_what_is_not_there_or_cannot_be(source: str, why: str) -> None:
-    with pytest.raises(TraceError, match=why):
+def test_what_is_not_there_or_cannot_be(source: str, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
         read_trace(source)
 
 

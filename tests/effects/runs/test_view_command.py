@@ -86,7 +86,7 @@ def test_what_cannot_be_shown_or_written_is_reported_and_leaves_nothing(
 
 def test_viewing_needs_no_torch() -> None:
     code = "import sys, minfer.effects.runs.view_command; print('torch' in sys.modules)"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == "False"
+    assert completed.stdout.strip() == "False"

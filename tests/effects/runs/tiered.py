@@ -28,8 +28,8 @@ def tiered(
     else:
         config = evolve(config, host=HostTier(pages=64, **costs))
     first = requested("first", 17)
-    others = [(50.0 + i, requested(f"other{i}", 25)) for i in range(2)]
+    fillers = [(50.0 + i, requested(f"other{i}", 25)) for i in range(2)]
     transfer = KvTransfer(num_stored_blocks=stored)
-    again = evolve(first, id="again", kv_transfer=transfer)
-    arrivals = [(0.0, first), *others, (200.0, again)]
+    second = evolve(first, id="again", kv_transfer=transfer)
+    arrivals = [(0.0, first), *fillers, (200.0, second)]
     return config, [*Simulation(config, Simulated(), STEP, arrivals).turns()]

@@ -83,20 +83,20 @@ def test_figures_are_those_of_a_direct_computation(
     models: list[weakref.ref[Any]] = []
     real = opening.open_executor
 
-    def opened(*given: Any) -> Any:
-        assert [one for one in models if one() is not None] == []  # one at a time
-        executor: Any = real(*given)
+    def opened(*arguments: Any) -> Any:
+        assert [model for model in models if model() is not None] == []  # one at a time
+        executor: Any = real(*arguments)
         models.append(weakref.ref(executor.model.weights.embed))
         return executor
 
     monkeypatch.setattr(opening, "open_executor", opened)
     file = place / "figures.json"
-    how = ["--levels", "float32", "bf16", "--tokens", str(TOKENS + 100)]
-    assert compare(place, *how, "--json", str(file)) == 0
+    options = ["--levels", "float32", "bf16", "--tokens", str(TOKENS + 100)]
+    assert compare(place, *options, "--json", str(file)) == 0
     assert len(models) == 2
-    found = json.loads(file.read_text("utf-8"))
-    assert found["text"]["positions"] == 2 * (WINDOW - 1)
-    base, level = (one["quality"] for one in found["levels"])
+    report = json.loads(file.read_text("utf-8"))
+    assert report["text"]["positions"] == 2 * (WINDOW - 1)
+    base, level = (result["quality"] for result in report["levels"])
     texts = windows(place)
     dtypes = (torch.float32, torch.bfloat16)
     exact, half = (reference(bundled_folder(), dtype, texts) for dtype in dtypes)
@@ -108,9 +108,9 @@ def test_figures_are_those_of_a_direct_computation(
     agreed = (exact.argmax(-1) == half.argmax(-1)).double().mean()
     assert level["top1_agreement"] == pytest.approx(float(agreed), abs=0.01)
     assert base["kl_divergence"] is base["top1_agreement"] is None
-    for one in found["levels"]:
-        assert [speed["batch"] for speed in one["speeds"]] == [1, 2]
-        for speed in one["speeds"]:
+    for result in report["levels"]:
+        assert [speed["batch"] for speed in result["speeds"]] == [1, 2]
+        for speed in result["speeds"]:
             assert speed["ttft"] > 0
             # Medians of two things: on a busy machine they may be of different runs.
             assert 0 < speed["throughput"] < 2 * speed["batch"] / speed["tpot"]
@@ -121,8 +121,8 @@ def test_figures_are_those_of_a_direct_computation(
 def drop_bits(file: Path, bits: int) -> None:
     """Round weights in bfloat16 to so many bits fewer."""
     tensors = load_file(file)
-    for one in tensors.values():
-        one.view(torch.int16).bitwise_and_(-(2**bits))
+    for tensor in tensors.values():
+        tensor.view(torch.int16).bitwise_and_(-(2**bits))
     save_file(tensors, file, {"format": "pt"})
 
 
@@ -137,20 +137,20 @@ def test_in_float32_divergence_is_exact(place: Path) -> None:
         drop_bits(copy / "model.safetensors", bits)
         names.append(str(copy))
     file = place / "exact.json"
-    how = ["--levels", *names, "--tokens", str(TOKENS), "--json", str(file)]
-    assert compare(place, *how) == 0
+    options = ["--levels", *names, "--tokens", str(TOKENS), "--json", str(file)]
+    assert compare(place, *options) == 0
     base, level = json.loads(file.read_text("utf-8"))["levels"]
     texts = windows(place)
-    first, then = (reference(Path(name), torch.float32, texts) for name in names)
-    divergence = float((first.exp() * (first - then)).sum(-1).mean())
-    agreed = (first.argmax(-1) == then.argmax(-1)).double().mean()
+    first, second = (reference(Path(name), torch.float32, texts) for name in names)
+    divergence = float((first.exp() * (first - second)).sum(-1).mean())
+    agreed = (first.argmax(-1) == second.argmax(-1)).double().mean()
     assert divergence > 1e-4
     assert level["quality"]["kl_divergence"] == pytest.approx(divergence, rel=1e-3)
     assert level["quality"]["top1_agreement"] == pytest.approx(float(agreed))
     tensors = load_file(copy / "model.safetensors").values()
-    elements = sum(one.numel() for one in tensors)
-    for one in (base, level):
-        memory = one["memory"]
+    elements = sum(tensor.numel() for tensor in tensors)
+    for result in (base, level):
+        memory = result["memory"]
         assert memory["weights_held"] == memory["weights_planned"] == 4 * elements
         # One block more than is planned, for padding.
         block = 64 * memory["kv_of_token"]
@@ -195,9 +195,9 @@ def test_bad_input_is_named_before_anything_is_loaded(
 def test_a_level_is_a_setting_of_its_engine() -> None:
     names = ["auto", "int4-g32", "bf16", "half", "org/name"]
     base = EngineArgs(model="m", seed=5)
-    found = levels.levels_of(names, base)
-    assert [level.name for level in found] == names
-    assert [level.args for level in found] == [
+    parsed = levels.levels_of(names, base)
+    assert [level.name for level in parsed] == names
+    assert [level.args for level in parsed] == [
         base,
         evolve(base, quantization="int4-g32"),
         evolve(base, dtype="bfloat16"),
@@ -249,12 +249,12 @@ def test_a_vocabulary_of_another_size_is_named(
 def test_a_text_with_other_tokens_is_named(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = Path(shutil.copytree(bundled_folder(), tmp_path / "other"))
-    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    folder = Path(shutil.copytree(bundled_folder(), tmp_path / "other"))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:-2000]
-    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    err = refused(capsys, place, "--levels", "auto", str(other))
-    assert f"level {other}: its tokenizer makes other tokens" in err
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    err = refused(capsys, place, "--levels", "auto", str(folder))
+    assert f"level {folder}: its tokenizer makes other tokens" in err
 
 
 @pytest.mark.usefixtures("loads_nothing")

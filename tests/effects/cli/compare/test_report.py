@@ -57,8 +57,8 @@ FOUND: Final = Comparison(
 
 
 def test_the_table_has_a_column_for_each_level() -> None:
-    about, _, rows = table(FOUND).partition("\n\n")
-    assert "text    text: 4 positions in 2 windows of 3 tokens" in about.splitlines()
+    heading, _, rows = table(FOUND).partition("\n\n")
+    assert "text    text: 4 positions in 2 windows of 3 tokens" in heading.splitlines()
     assert rows.splitlines() == [
         "                           bf16          int8",
         "dtype                  bfloat16      bfloat16",
@@ -87,26 +87,29 @@ def test_it_says_that_weights_are_random() -> None:
 
 
 def test_levels_whose_short_names_are_equal_keep_their_paths() -> None:
-    other = evolve(INT8, level="elsewhere/int8")
+    same_name = evolve(INT8, level="elsewhere/int8")
     assert labels(FOUND) == ["bf16", "int8"]
-    assert labels(evolve(FOUND, levels=(INT8, other))) == [INT8.level, other.level]
+    assert labels(evolve(FOUND, levels=(INT8, same_name))) == [
+        INT8.level,
+        same_name.level,
+    ]
 
 
 def test_json_says_what_figures_depend_on() -> None:
     broken = evolve(INT8, quality=evolve(INT8.quality, perplexity=math.inf))
-    found = as_json(evolve(FOUND, levels=(BASE, broken)))
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    assert found["minfer"] == minfer.__version__
-    assert found["versions"]["torch"] == torch.__version__
-    assert found["device"]["name"] == "H100"
-    assert found["load"] == {
+    report = as_json(evolve(FOUND, levels=(BASE, broken)))
+    assert json.loads(json.dumps(report, allow_nan=False)) == report
+    assert report["minfer"] == minfer.__version__
+    assert report["versions"]["torch"] == torch.__version__
+    assert report["device"]["name"] == "H100"
+    assert report["load"] == {
         "batches": [1, 8],
         "prompt": 128,
         "output": 64,
         "seed": 3,
         "runs": 3,
     }
-    first, second = found["levels"]
+    first, second = report["levels"]
     assert first["memory"]["weights_held"] == 200 * MIB
     assert first["speeds"][1]["throughput"] == 1900.5
     assert second["quality"]["perplexity"] is None
@@ -129,12 +132,17 @@ def test_it_is_drawn(tmp_path: Path) -> None:
 def test_shared_memory_is_held_once() -> None:
     spec = parse_spec(CONFIG, "", None)
     tied = parse_spec({**CONFIG, "tie_word_embeddings": True}, "", None)
-    one, other = (random_weights(each, "float32") for each in (spec, tied))
+    untied_weights, tied_weights = (
+        random_weights(model_spec, "float32") for model_spec in (spec, tied)
+    )
     embedding = 4 * CONFIG["vocab_size"] * CONFIG["hidden_size"]
-    assert held_bytes(one) - held_bytes(other) == embedding
+    assert held_bytes(untied_weights) - held_bytes(tied_weights) == embedding
     module = torch.nn.Linear(3, 5)
 
     def function(batch: Any) -> Any:
-        return module(batch), other
+        return module(batch), tied_weights
 
-    assert held_bytes([one, {"a": function}]) == held_bytes(one) + held_bytes(other) + 80
+    assert (
+        held_bytes([untied_weights, {"a": function}])
+        == held_bytes(untied_weights) + held_bytes(tied_weights) + 80
+    )

@@ -15,6 +15,6 @@ def test_ids_are_those_of_the_tokenizer_that_is_loaded(tmp_path: Path) -> None:
     for name in ("config.json", "generation_config.json"):
         shutil.copyfile(bundled_folder() / name, tmp_path / name)
     spec = prepare(EngineArgs(executor="dry")).spec
-    ours = Tokenizer(bundled_folder())
-    assert ours.largest_id == spec.vocab_size - 1
-    assert checkpoint_checks.check_ids(tmp_path, ours, spec).state == "pass"
+    tokenizer = Tokenizer(bundled_folder())
+    assert tokenizer.largest_id == spec.vocab_size - 1
+    assert checkpoint_checks.check_ids(tmp_path, tokenizer, spec).state == "pass"

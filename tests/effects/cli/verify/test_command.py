@@ -58,9 +58,9 @@ def rewrite(path: Path, **changes: Any) -> None:
 
 @pytest.mark.long
 def test_the_bundled_model_is_supported(capsys: pytest.CaptureFixture[str]) -> None:
-    found = checked(capsys, None, 0, "auto")
-    assert found.pop("verdict") == "supported"
-    states = {name: check["state"] for name, check in found.items()}
+    findings = checked(capsys, None, 0, "auto")
+    assert findings.pop("verdict") == "supported"
+    states = {name: check["state"] for name, check in findings.items()}
     assert set(states.values()) == {"pass"}
     assert list(states) == [
         "tensors",
@@ -72,7 +72,9 @@ def test_the_bundled_model_is_supported(capsys: pytest.CaptureFixture[str]) -> N
         "sanity",
         "logits half",
     ]
-    assert "8 tokens, 0 ties, 32 prompt tokens cached" in found["greedy text"]["figures"]
+    assert (
+        "8 tokens, 0 ties, 32 prompt tokens cached" in findings["greedy text"]["figures"]
+    )
 
 
 @pytest.mark.long
@@ -82,10 +84,10 @@ def test_a_tokenizer_class_that_reads_texts_otherwise_is_noted(
     # A class that minfer does not know, with a normalizer that tokenizer.json has not.
     monkeypatch.delitem(cast(Any, CLASSES), "Qwen2Tokenizer")
     rewrite(copy / "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer")
-    found = checked(capsys, copy, 0)
-    assert found["verdict"] == "supported"
-    assert found["tokenizer class"]["state"] == "note"
-    figures = found["tokenizer class"]["figures"]
+    findings = checked(capsys, copy, 0)
+    assert findings["verdict"] == "supported"
+    assert findings["tokenizer class"]["state"] == "note"
+    figures = findings["tokenizer class"]["figures"]
     assert "Qwen2Tokenizer of transformers brings a" in figures
     assert "1 texts differ" in figures
 
@@ -95,18 +97,18 @@ def test_a_tokenizer_class_that_is_known_is_compared(
     copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rewrite(copy / "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer")
-    found = checked(capsys, copy, 0)
-    assert found["tokenizer"]["state"] == "pass"
-    assert "tokenizer class" not in found
+    findings = checked(capsys, copy, 0)
+    assert findings["tokenizer"]["state"] == "pass"
+    assert "tokenizer class" not in findings
 
 
 @pytest.mark.long
 def test_the_template_for_tools_is_compared(
     copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more = copy / "additional_chat_templates"
-    more.mkdir()
-    (more / "tool_use.jinja").write_text("{{ tools | length }}")
+    templates = copy / "additional_chat_templates"
+    templates.mkdir()
+    (templates / "tool_use.jinja").write_text("{{ tools | length }}")
     (copy / "chat_template.jinja").write_text("plain")
     assert checked(capsys, copy, 0)["chat template"] == {
         "name": "chat template",
@@ -223,9 +225,9 @@ def test_a_damaged_copy_fails(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     damage(copy)
-    found = checked(capsys, copy, 1)
-    assert found[check]["state"] == "fail"
-    assert found["verdict"] == f"NOT supported: {check}"
+    findings = checked(capsys, copy, 1)
+    assert findings[check]["state"] == "fail"
+    assert findings["verdict"] == f"NOT supported: {check}"
 
 
 def test_a_window_that_transformers_has_not_is_refused(
@@ -265,21 +267,21 @@ def test_truncated_weights_are_named(
 ) -> None:
     weights = copy / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    found = checked(capsys, copy, 2)
-    assert "truncated or corrupt" in found["loading"]["figures"]
+    findings = checked(capsys, copy, 2)
+    assert "truncated or corrupt" in findings["loading"]["figures"]
 
 
 @pytest.mark.long
 def test_random_weights_are_no_language_model_but_no_fault_either(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = checked(capsys, write_checkpoint(tmp_path / "random"), 0)
-    verdict = found.pop("verdict")
+    findings = checked(capsys, write_checkpoint(tmp_path / "random"), 0)
+    verdict = findings.pop("verdict")
     assert verdict.startswith("supported; its weights are random, so what was compared")
     assert verdict.endswith("tensors, ids, tokenizer, logits float32, greedy text")
-    assert found["sanity"]["state"] == "random"
-    assert "the weights are random; nats a token" in found["sanity"]["figures"]
-    assert found["chat template"]["state"] == "skipped"
+    assert findings["sanity"]["state"] == "random"
+    assert "the weights are random; nats a token" in findings["sanity"]["figures"]
+    assert findings["chat template"]["state"] == "skipped"
 
 
 @pytest.mark.long
@@ -287,14 +289,14 @@ def test_an_architecture_is_verified_with_random_weights(
     copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (copy / "model.safetensors").unlink()
-    found = checked(capsys, copy, 0, "auto", "--load-format", "dummy")
-    assert found.pop("verdict") == (
+    findings = checked(capsys, copy, 0, "auto", "--load-format", "dummy")
+    assert findings.pop("verdict") == (
         "supported; its weights are random, so what was compared is: ids, chat template, "
         "tokenizer, logits float32, greedy text, logits half"
     )
-    assert found["tensors"]["state"] == "random"
-    assert "as --load-format dummy asks" in found["tensors"]["figures"]
-    assert "sanity" not in found  # it says nothing of random weights
+    assert findings["tensors"]["state"] == "random"
+    assert "as --load-format dummy asks" in findings["tensors"]["figures"]
+    assert "sanity" not in findings  # it says nothing of random weights
     assert not (copy / "model.safetensors").exists()
 
 
@@ -325,21 +327,21 @@ def test_wrong_logits_and_tokens_are_found(
 ) -> None:
     real = forward
 
-    def askew(*given: Any) -> torch.Tensor:
-        logits = real(*given)
+    def askew(*arguments: Any) -> torch.Tensor:
+        logits = real(*arguments)
         return logits + 0.02 * logits.std() * (torch.arange(logits.shape[-1]) == 7)
 
-    def second(logits: torch.Tensor, *rest: Any) -> Any:
+    def second(logits: torch.Tensor, *arguments: Any) -> Any:
         logits.scatter_(-1, logits.argmax(-1, True), -torch.inf)
-        return choose(logits, *rest)
+        return choose(logits, *arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(own_model, "forward", askew)
         assert checked(capsys, None, 1)["verdict"] == "NOT supported: logits float32"
     monkeypatch.setattr(cpu_backend, "choose", second)
-    found = checked(capsys, None, 1)
-    assert found["verdict"] == "NOT supported: greedy text"
-    assert "tokens are not the likeliest" in found["greedy text"]["figures"]
+    findings = checked(capsys, None, 1)
+    assert findings["verdict"] == "NOT supported: greedy text"
+    assert "tokens are not the likeliest" in findings["greedy text"]["figures"]
 
 
 @pytest.mark.long
@@ -349,9 +351,9 @@ def test_wrong_text_is_found(
     real = Tokenizer.encode
     with monkeypatch.context() as patch:
         patch.setattr(Tokenizer, "encode", lambda self, text: real(self, text.strip()))
-        found = checked(capsys, None, 1)
-        assert found["tokenizer"]["state"] == "fail"
-        assert found["verdict"] == "NOT supported: tokenizer"
+        findings = checked(capsys, None, 1)
+        assert findings["tokenizer"]["state"] == "fail"
+        assert findings["verdict"] == "NOT supported: tokenizer"
     monkeypatch.setattr(tokens, "render_chat", lambda *_, **__: "hello")
     assert checked(capsys, None, 1)["verdict"] == "NOT supported: chat template"
 

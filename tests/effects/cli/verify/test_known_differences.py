@@ -10,7 +10,7 @@ from minfer.effects.cli.verify.known_differences import DIFFERENCES, list_differ
 from tests.effects.tiny_model import CONFIG, write_checkpoint
 
 
-def emitted(folder: Path) -> list[str]:
+def differences(folder: Path) -> list[str]:
     checks = [*list_differences(folder)]
     assert {(check.name, check.state) for check in checks} <= {("on purpose", "note")}
     return [check.figures for check in checks]
@@ -18,10 +18,10 @@ def emitted(folder: Path) -> list[str]:
 
 def test_a_plain_checkpoint_differs_in_nothing(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model")
-    assert emitted(folder) == []
+    assert differences(folder) == []
     advice = {"do_sample": True, "eos_token_id": CONFIG["eos_token_id"], "top_k": 20}
     (folder / "generation_config.json").write_text(json.dumps(advice))
-    assert emitted(folder) == []
+    assert differences(folder) == []
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_what_a_file_has_is_named(
 ) -> None:
     folder = write_checkpoint(tmp_path / "model")
     (folder / file).write_text(json.dumps(change))
-    (found,) = emitted(folder)
-    assert found.startswith(begins)
+    (difference,) = differences(folder)
+    assert difference.startswith(begins)
 
 
 def test_spaces_that_are_not_cleaned_up(tmp_path: Path) -> None:
@@ -70,13 +70,13 @@ def test_spaces_that_are_not_cleaned_up(tmp_path: Path) -> None:
     name = "clean_up_tokenization_spaces"
     config = {name: True, "eos_token": "<|end|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    assert emitted(folder) == []  # it does nothing to byte-pair encoding
+    assert differences(folder) == []  # it does nothing to byte-pair encoding
     path = folder / "tokenizer.json"
     state = json.loads(path.read_text())
     state["model"] = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
     state["added_tokens"] = []
     path.write_text(json.dumps(state))
-    assert name in [text.partition(":")[0] for text in emitted(folder)]
+    assert name in [text.partition(":")[0] for text in differences(folder)]
 
 
 def test_every_row_has_a_reason() -> None:

@@ -9,7 +9,7 @@ def test_half_precision_that_is_worse_than_it_must_be_is_found() -> None:
     draw = torch.Generator().manual_seed(0)
     exact = [torch.randn(9, 50, generator=draw) for _ in range(2)]
     noise = [0.01 * torch.randn(9, 50, generator=draw) for _ in range(2)]
-    theirs = [e + n for e, n in zip(exact, noise, strict=True)]
-    assert logit_differences.check_half(exact, theirs, theirs).state == "pass"
-    ours = [e + 10 * n for e, n in zip(exact, noise, strict=True)]
-    assert logit_differences.check_half(exact, ours, theirs).state == "fail"
+    reference = [e + n for e, n in zip(exact, noise, strict=True)]
+    assert logit_differences.check_half(exact, reference, reference).state == "pass"
+    computed = [e + 10 * n for e, n in zip(exact, noise, strict=True)]
+    assert logit_differences.check_half(exact, computed, reference).state == "fail"

@@ -23,9 +23,8 @@ from tests.effects.models.gguf.written import add_tokenizer, write
 from tests.effects.tiny_fallback import save as save_fallback
 from tests.effects.tiny_families import VARIANTS, save
 
-OTHERS = [name for name in FORMATS if name not in ("awq", "fp8 rows")]
 WEIGHTS = "model.safetensors"
-FEW = ("awq", "fp8 rows")  # of those that round activations, and that do not
+SAMPLE_FORMATS = ("awq", "fp8 rows")  # of those that round activations, and that do not
 
 
 def with_text_files(folder: Path) -> Path:
@@ -36,32 +35,42 @@ def with_text_files(folder: Path) -> Path:
     return folder
 
 
-def made_in(name: str, to: Path) -> Path:
+def draft_in_format(name: str, folder: Path) -> Path:
     """The bundled draft model in a format."""
-    return with_text_files(quantized(bundled_folder("draft"), to, name)[0])
+    return with_text_files(quantized(bundled_folder("draft"), folder, name)[0])
 
 
 @pytest.mark.parametrize(
-    "name", [*long(FEW), *claimed(one for one in FORMATS if one not in FEW)]
+    "name",
+    [
+        *long(SAMPLE_FORMATS),
+        *claimed(name for name in FORMATS if name not in SAMPLE_FORMATS),
+    ],
 )
 def test_every_format_is_supported(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = checked(capsys, made_in(name, tmp_path), 0)
-    assert found["verdict"] == "supported"
-    assert {"tensors", "ids", "logits float32", "greedy text", "sanity"} <= found.keys()
+    findings = checked(capsys, draft_in_format(name, tmp_path), 0)
+    assert findings["verdict"] == "supported"
+    assert {
+        "tensors",
+        "ids",
+        "logits float32",
+        "greedy text",
+        "sanity",
+    } <= findings.keys()
 
 
-@pytest.mark.parametrize("name", long(FEW))
+@pytest.mark.parametrize("name", long(SAMPLE_FORMATS))
 def test_models_that_transformers_runs_are_supported(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 4096}
     save_fallback(tmp_path, "gpt_neox", **sizes)
-    made, _ = quantized(tmp_path, tmp_path, name)
-    found = checked(capsys, with_text_files(made), 0)
-    assert found["verdict"].startswith("supported; its weights are random")
-    assert found["tensors"]["figures"] == "28 tensors"
+    folder, _ = quantized(tmp_path, tmp_path, name)
+    findings = checked(capsys, with_text_files(folder), 0)
+    assert findings["verdict"].startswith("supported; its weights are random")
+    assert findings["tensors"]["figures"] == "28 tensors"
 
 
 @pytest.mark.claimed
@@ -72,15 +81,15 @@ def test_experts_of_all_in_one_tensor_are_supported(
     sizes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 4096}
     save(str(tmp_path), "GptOss", VARIANTS["GptOss", "alternate"] | sizes)
     tensors = load_file(tmp_path / WEIGHTS)
-    for name in [one for one in tensors if one.endswith("_proj")]:
+    for name in [key for key in tensors if key.endswith("_proj")]:
         experts, inputs, outputs = tensors.pop(name).shape
         blocks, scales = blocks_of(outputs, inputs, experts)
         tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
     save_file(tensors, tmp_path / WEIGHTS, {"format": "pt"})
     rewrite(tmp_path / "config.json", quantization_config={"quant_method": "mxfp4"})
-    found = checked(capsys, with_text_files(tmp_path), 0)
-    assert found["verdict"].startswith("supported; its weights are random")
-    assert "logits float32" in found["verdict"]
+    findings = checked(capsys, with_text_files(tmp_path), 0)
+    assert findings["verdict"].startswith("supported; its weights are random")
+    assert "logits float32" in findings["verdict"]
 
 
 @pytest.mark.claimed
@@ -90,9 +99,9 @@ def test_experts_one_by_one_are_supported(
 ) -> None:
     sizes = {"moe_intermediate_size": 32, "vocab_size": 4096}
     save(str(tmp_path), "Qwen3Moe", VARIANTS["Qwen3Moe", "dense layers"] | sizes)
-    made, _ = quantized(tmp_path, tmp_path, name)
-    found = checked(capsys, with_text_files(made), 0)
-    assert found["verdict"].startswith("supported; its weights are random")
+    folder, _ = quantized(tmp_path, tmp_path, name)
+    findings = checked(capsys, with_text_files(folder), 0)
+    assert findings["verdict"].startswith("supported; its weights are random")
 
 
 @pytest.mark.long
@@ -112,9 +121,9 @@ def test_a_gguf_file_is_supported(
         gguf.GGMLQuantizationType.Q8_0,
         lambda writer: add_tokenizer(writer, backend, "qwen2", eos=0, eot=2),
     )
-    found = checked(capsys, path, 0)
-    assert found["verdict"] == "supported"
-    assert found["tokenizer"]["state"] == "skipped"
+    findings = checked(capsys, path, 0)
+    assert findings["verdict"] == "supported"
+    assert findings["tokenizer"]["state"] == "skipped"
 
 
 def shuffle_scales(folder: Path) -> None:
@@ -129,7 +138,7 @@ def shuffle_scales(folder: Path) -> None:
 
 @pytest.mark.long
 def test_damaged_scales_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = made_in("awq", tmp_path)
+    folder = draft_in_format("awq", tmp_path)
     shuffle_scales(folder)
     assert "sanity" in checked(capsys, folder, 1)["verdict"]
 
@@ -146,8 +155,8 @@ def test_other_arithmetic_fails(
         return numbers, scales * 1.05
 
     monkeypatch.setattr(products, "round_activations", wrong)
-    found = checked(capsys, made_in("fp8 rows", tmp_path), 1)
-    assert found["logits float32"]["state"] == "fail"
+    findings = checked(capsys, draft_in_format("fp8 rows", tmp_path), 1)
+    assert findings["logits float32"]["state"] == "fail"
 
 
 @pytest.mark.long
@@ -161,6 +170,6 @@ def test_ids_without_embeddings_are_named(
     tensors[name] = tensors[name][:1000].contiguous()
     save_file(tensors, folder / WEIGHTS, {"format": "pt"})
     rewrite(folder / "config.json", vocab_size=1000)
-    found = checked(capsys, folder, 1)
-    assert found["verdict"] == "NOT supported: ids"
-    assert "tokenizer.json has" in found["ids"]["figures"]
+    findings = checked(capsys, folder, 1)
+    assert findings["verdict"] == "NOT supported: ids"
+    assert "tokenizer.json has" in findings["ids"]["figures"]

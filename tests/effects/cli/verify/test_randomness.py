@@ -36,7 +36,7 @@ def test_one_direction_that_stands_out_is_enough(tmp_path: Path) -> None:
     weights = write_checkpoint(tmp_path) / "model.safetensors"
     assert looks_random(tmp_path)
     tensors = load_file(weights)
-    one = tensors["model.layers.0.mlp.up_proj.weight"]
-    one += 0.5 * one.std()  # the direction of all ones
+    weight = tensors["model.layers.0.mlp.up_proj.weight"]
+    weight += 0.5 * weight.std()  # the direction of all ones
     save_file(tensors, weights)
     assert not looks_random(tmp_path)

@@ -26,9 +26,9 @@ class RayNodes:
 
     cluster: Any
 
-    def join(self, **more: Any) -> Any:
+    def join(self, **settings: Any) -> Any:
         """A node that has room for one engine; it has joined."""
-        return self.cluster.add_node(**{**USUAL, **more})
+        return self.cluster.add_node(**{**USUAL, **settings})
 
     def remove(self, node: Any, *, kill: bool = True) -> None:
         """Kill a node's processes, or end them as `ray stop` does."""
@@ -38,10 +38,10 @@ class RayNodes:
         """Tell the cluster that a node is about to leave."""
         ray = Path(sys.executable).with_name("ray")
         asked = ["--address", self.cluster.address, "--node-id", node.node_id]
-        why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "test"]
+        reason = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "test"]
         limit = ["--deadline-remaining-seconds", "600"]
         subprocess.run(
-            [ray, "drain-node", *asked, *why, *limit], check=True, capture_output=True
+            [ray, "drain-node", *asked, *reason, *limit], check=True, capture_output=True
         )
 
     def others(self) -> list[Any]:
@@ -50,19 +50,19 @@ class RayNodes:
 
     def engines(self) -> list[int]:
         """The processes of engines on these nodes."""
-        every, child = processes(), b"minfer.effects.cluster.ray.engine_child"
+        running, child = processes(), b"minfer.effects.cluster.ray.engine_child"
         nodes = [self.cluster.head_node, *self.cluster.worker_nodes]
-        own = {node.all_processes["raylet"][0].process.pid for node in nodes}
-        actors = {i for i, one in every.items() if one.parent in own}
-        found = [i for i, one in every.items() if one.parent in actors]
-        return sorted(i for i in found if child in _said(i))
+        raylets = {node.all_processes["raylet"][0].process.pid for node in nodes}
+        actors = {i for i, process in running.items() if process.parent in raylets}
+        children = [i for i, process in running.items() if process.parent in actors]
+        return sorted(i for i in children if child in _said(i))
 
     def kill_actor(self, rng: Random) -> None:
         """Kill one of the engines' actors, which Ray restarts."""
         import ray
 
-        found = ray.util.list_named_actors(all_namespaces=True)
-        name = rng.choice(sorted(one["name"] for one in found))
+        actors = ray.util.list_named_actors(all_namespaces=True)
+        name = rng.choice(sorted(actor["name"] for actor in actors))
         ray.kill(ray.get_actor(name, namespace="minfer"), no_restart=False)
 
 
@@ -81,10 +81,10 @@ def ray_nodes(count: int, *, hooks: bool = True) -> Iterator[RayNodes]:
     try:
         os.environ["RAY_ADDRESS"] = cluster.address
         ray.init(address=cluster.address, namespace="minfer", log_to_driver=False)
-        made = RayNodes(cluster)
+        nodes = RayNodes(cluster)
         for _ in range(count - 1):
-            made.join()
-        yield made
+            nodes.join()
+        yield nodes
     finally:
         ray.shutdown()
         cluster.shutdown()

@@ -51,12 +51,12 @@ def keeper(engines: dict[str, ScriptedEngine]) -> Iterator[Any]:
 
     called: list[None] = []
     scripted: Any = engines
-    made = Keeper(scripted, lambda: called.append(None))
+    instance = Keeper(scripted, lambda: called.append(None))
     over = threading.Event()
     over.set()
-    made.keep(over, lambda: None, is_resumed=False)
-    made.poll(FAR)
-    yield made
+    instance.keep(over, lambda: None, is_resumed=False)
+    instance.poll(FAR)
+    yield instance
     assert len(called) <= 1
 
 

@@ -14,13 +14,13 @@ def test_a_model_that_is_not_there_is_named() -> None:
 
 
 def test_paths_do_not_depend_on_the_folder_of_a_process() -> None:
-    given = EngineArgs(
+    relative = EngineArgs(
         model=".",
         speculative_config={"model": "."},
         journal="journals",
         kv_disk="blocks",
     )
-    args = with_absolute_paths(given)
+    args = with_absolute_paths(relative)
     drafts = args.speculative_config
     assert isinstance(drafts, SpeculativeConfig)
     for path in (args.model, drafts.model, args.journal, args.kv_disk):

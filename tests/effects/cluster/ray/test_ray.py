@@ -39,8 +39,8 @@ OPTIONS: Final = (
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[RayNodes]:
     """A cluster of one node."""
-    with ray_nodes(1) as made:
-        yield made
+    with ray_nodes(1) as started:
+        yield started
 
 
 async def until(true: Callable[[], object], within: float = SOON) -> None:
@@ -50,15 +50,15 @@ async def until(true: Callable[[], object], within: float = SOON) -> None:
 
 
 async def until_ready(served: Server, count: int) -> None:
-    said = f"{count} of 2 replicas"
-    await until(lambda: served.get("/health").json()["ready"] == said)
+    expected = f"{count} of 2 replicas"
+    await until(lambda: served.get("/health").json()["ready"] == expected)
 
 
 def received(served: Server) -> float:
     """Blocks that engines have got from others."""
-    said = served.get("/metrics").text
-    found = re.search(r"^minfer_kv_received_blocks_total{.*} (.*)$", said, re.M)
-    return float(found[1]) if found else 0.0
+    text = served.get("/metrics").text
+    match = re.search(r"^minfer_kv_received_blocks_total{.*} (.*)$", text, re.M)
+    return float(match[1]) if match else 0.0
 
 
 @pytest.mark.long
@@ -68,9 +68,9 @@ def test_no_request_is_lost_with_engines_keepers_and_nodes(nodes: RayNodes) -> N
     async def run(served: Server) -> None:
         await served.until_ready()
         await until_ready(served, 2)
-        each = served.get("/health").json()["replicas"]
+        replicas = served.get("/health").json()["replicas"]
         machine = f"{socket.gethostname()} ({node.node_ip_address})"
-        assert [one["machine"] for one in each] == [machine] * 2
+        assert [replica["machine"] for replica in replicas] == [machine] * 2
         async with load.clients(2):
             await load.flows(time.monotonic())
             await until(lambda: received(served) > 0)
@@ -95,9 +95,9 @@ def test_no_request_is_lost_with_engines_keepers_and_nodes(nodes: RayNodes) -> N
         served.process.wait(SOON)
     assert not nodes.engines()
     assert load.lost() == []
-    one = LLM(dtype="float32", device="cpu", num_gpu_blocks_override=128)
+    llm = LLM(dtype="float32", device="cpu", num_gpu_blocks_override=128)
     params = SamplingParams(temperature=0, max_tokens=TOKENS)
-    right = [each.outputs[0].text for each in one.generate(PROMPTS, params)]
+    right = [output.outputs[0].text for output in llm.generate(PROMPTS, params)]
     assert {(which, answer.text[0]) for which, answer in load.ended} == set(
         enumerate(right)
     )
@@ -112,16 +112,16 @@ def test_bad_nodes_are_named_at_the_start(nodes: RayNodes, tmp_path: Path) -> No
     old.mkdir(parents=True)
     (old / "__init__.py").touch()
     (old / "version.py").write_text("__version__ = '0.0.7'")
-    other = nodes.join(env_vars={"PYTHONPATH": str(old.parent)})
+    old_node = nodes.join(env_vars={"PYTHONPATH": str(old.parent)})
     try:
         failed = serve_in_vain(tmp_path)
-        assert f"{other.node_id[:8]}): it has minfer 0.0.7" in failed
+        assert f"{old_node.node_id[:8]}): it has minfer 0.0.7" in failed
         assert failed.count("node ") == 1
         with pytest.raises(ConfigError, match="each replica needs 1 GPU of one") as error:
             check_nodes(EngineArgs(device="cuda"), found())
         assert str(error.value).count(" has 0") == len(found())
     finally:
-        nodes.remove(other)
+        nodes.remove(old_node)
 
 
 @pytest.mark.long
@@ -206,28 +206,30 @@ def test_a_cluster_where_nobody_answers_is_named(monkeypatch: pytest.MonkeyPatch
     private = "_last_address"  # is not asked where RAY_ADDRESS says it
     last_address = ray_cluster._last_address
     monkeypatch.setattr(ray_cluster, private, lambda: pytest.fail("it is asked"))
-    for address, why in (
+    for address, reason in (
         ("127.0.0.1:9", "refused"),
         ("ray://127.0.0.1:9", "refused"),
         ("[::1]:9", "refused|Cannot assign|not supported"),
         ("http://127.0.0.1:9", "HTTP address"),  # of its dashboard, as for `ray job`
     ):
         monkeypatch.setenv("RAY_ADDRESS", address)
-        how = f"cluster {re.escape(address)} cannot be used: .*({why})"
-        with pytest.raises(ConfigError, match=how), connected():
+        pattern = f"cluster {re.escape(address)} cannot be used: .*({reason})"
+        with pytest.raises(ConfigError, match=pattern), connected():
             raise AssertionError
     monkeypatch.delenv("RAY_ADDRESS")
     monkeypatch.setattr(ray_cluster, private, last_address)
-    gone = "ray._private.utils.read_ray_address"  # of the cluster that was started last
-    monkeypatch.setattr(gone, lambda *_: "127.0.0.1:9")
-    how = "of this machine cannot be used: .*refused"
-    with pytest.raises(ConfigError, match=how), connected():
+    function = (
+        "ray._private.utils.read_ray_address"  # of the cluster that was started last
+    )
+    monkeypatch.setattr(function, lambda *_: "127.0.0.1:9")
+    pattern = "of this machine cannot be used: .*refused"
+    with pytest.raises(ConfigError, match=pattern), connected():
         raise AssertionError
 
 
 def serve_in_vain(folder: Path) -> str:
     """What a server says that cannot start, in a folder: Ray's workers import from it."""
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "minfer", "serve", "--port=0", *OPTIONS],
         capture_output=True,
         text=True,
@@ -235,5 +237,5 @@ def serve_in_vain(folder: Path) -> str:
         check=False,
         cwd=folder,
     )
-    assert done.returncode == 2, done.stderr
-    return done.stderr.splitlines()[-1]
+    assert completed.returncode == 2, completed.stderr
+    return completed.stderr.splitlines()[-1]

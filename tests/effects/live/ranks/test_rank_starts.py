@@ -81,9 +81,9 @@ def test_each_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    about = ranks.shared_facts
+    real = ranks.shared_facts
     monkeypatch.setattr(
-        ranks, "shared_facts", lambda of: {**about(of), "model or weights": "x"}
+        ranks, "shared_facts", lambda setup: {**real(setup), "model or weights": "x"}
     )
 
 
@@ -92,9 +92,9 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = ranks.encode_settings
+    real = ranks.encode_settings
     monkeypatch.setattr(
-        ranks, "encode_settings", lambda of: {**known(of), "model": "/nowhere"}
+        ranks, "encode_settings", lambda setup: {**real(setup), "model": "/nowhere"}
     )
 
 
@@ -125,7 +125,7 @@ def test_ranks_that_cannot_start_are_named_and_none_is_left(
 def test_an_engine_whose_rank_is_lost_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "SILENCE_SECONDS", 2.0)
     endless = SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)
-    for how in (signal.SIGKILL, signal.SIGSTOP):
+    for signal_number in (signal.SIGKILL, signal.SIGSTOP):
         llm = engine(tensor_parallel_size=2)
         try:
             with pytest.raises(ConfigError, match="already has an engine of several"):
@@ -133,7 +133,7 @@ def test_an_engine_whose_rank_is_lost_says_so(monkeypatch: pytest.MonkeyPatch) -
             [rank] = children()
             stream = llm.stream(["x = 1"], endless)
             next(stream)
-            os.kill(rank, how)
+            os.kill(rank, signal_number)
             began = time.monotonic()
             with pytest.raises(RuntimeError, match="rank"):
                 list(stream)
@@ -237,13 +237,13 @@ def test_a_folder_or_process_of_another_user_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp_path.chmod(0o700)
-    other = os.geteuid() + 1
+    other_user = os.geteuid() + 1
     with closing(RankListener(tmp_path, {})), monkeypatch.context() as patch:
-        patch.setattr(os, "geteuid", lambda: other)
+        patch.setattr(os, "geteuid", lambda: other_user)
         with pytest.raises(RankStartError, match="no folder of this user alone"):
             find_rank_0(tmp_path, 1)
         patch.setattr(joining, "check_private", lambda _: None)
-        with pytest.raises(RankStartError, match=f"process of user {other - 1}"):
+        with pytest.raises(RankStartError, match=f"process of user {other_user - 1}"):
             find_rank_0(tmp_path, 1)
 
 

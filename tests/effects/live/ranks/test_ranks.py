@@ -63,43 +63,51 @@ def engine(**settings: Any) -> LLM:
 
 
 @pytest.fixture(scope="module")
-def wanted() -> Iterator[LLM]:
+def reference() -> Iterator[LLM]:
     """One process."""
     with closing(engine(num_gpu_blocks_override=400)) as llm:
         yield llm
 
 
-def same(one: RequestOutput, other: RequestOutput) -> bool:
+def same(first: RequestOutput, second: RequestOutput) -> bool:
     """Whether two answers are equal up to a token that is as good as another."""
-    for mine, its in zip(one.outputs, other.outputs, strict=True):
-        for at, (a, b) in enumerate(zip(mine.token_ids, its.token_ids, strict=False)):
+    for first_sample, second_sample in zip(first.outputs, second.outputs, strict=True):
+        for place, (a, b) in enumerate(
+            zip(first_sample.token_ids, second_sample.token_ids, strict=False)
+        ):
             if a == b:
                 continue
-            if not mine.logprobs:
+            if not first_sample.logprobs:
                 return False
-            found = mine.logprobs[at]
-            return b in found and abs(found[a].logprob - found[b].logprob) < TIE
-        if len(mine.token_ids) != len(its.token_ids):
+            logprobs = first_sample.logprobs[place]
+            return b in logprobs and abs(logprobs[a].logprob - logprobs[b].logprob) < TIE
+        if len(first_sample.token_ids) != len(second_sample.token_ids):
             return False
     return True
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_ranks_say_what_one_process_says(settings: dict[str, Any], wanted: LLM) -> None:
+def test_ranks_say_what_one_process_says(
+    settings: dict[str, Any], reference: LLM
+) -> None:
     with closing(engine(**settings)) as llm:
         for names in (KINDS, ("greedy", "seeded")):  # the second time, from the cache
             for name in names:
                 params = KINDS[name]
                 if name == "scored" and "kv_host_memory" in settings:
                     continue
-                mine = llm.generate(PROMPTS, params, use_tqdm=False)
-                its = wanted.generate(PROMPTS, params, use_tqdm=False)
-                for one, other in zip(mine, its, strict=True):
-                    assert same(one, other), (name, one.outputs, other.outputs)
-        long_prompts = [LONG + one for one in PROMPTS]
-        mine = llm.generate(long_prompts, GREEDY, use_tqdm=False)
-        its = wanted.generate(long_prompts, GREEDY, use_tqdm=False)
-        assert all(map(same, mine, its))
-        vectors = [one.embed(PROMPTS, use_tqdm=False) for one in (llm, wanted)]
+                outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+                single_outputs = reference.generate(PROMPTS, params, use_tqdm=False)
+                for output, expected_output in zip(outputs, single_outputs, strict=True):
+                    assert same(output, expected_output), (
+                        name,
+                        output.outputs,
+                        expected_output.outputs,
+                    )
+        long_prompts = [LONG + prompt for prompt in PROMPTS]
+        outputs = llm.generate(long_prompts, GREEDY, use_tqdm=False)
+        single_outputs = reference.generate(long_prompts, GREEDY, use_tqdm=False)
+        assert all(map(same, outputs, single_outputs))
+        vectors = [engine.embed(PROMPTS, use_tqdm=False) for engine in (llm, reference)]
         for vector, expected in zip(*vectors, strict=True):
             assert vector.embedding == pytest.approx(expected.embedding, abs=1e-4)

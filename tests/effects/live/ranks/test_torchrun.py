@@ -28,15 +28,15 @@ def output(*command: str) -> str:
 @pytest.mark.long
 def test_ranks_of_torchrun_say_what_one_process_says() -> None:
     generate = ["generate", *OPTIONS, "--temperature=0", "--max-tokens=24", "def read("]
-    alone = output(sys.executable, "-m", "minfer", *generate)
-    assert len(alone.split()) > 5
-    assert output(*TORCHRUN, *generate, RANKS) == alone
+    expected = output(sys.executable, "-m", "minfer", *generate)
+    assert len(expected.split()) > 5
+    assert output(*TORCHRUN, *generate, RANKS) == expected
 
 
 def children(process: int) -> list[int]:
     """Processes that it has started, in any of its threads."""
     files = Path(f"/proc/{process}/task").glob("*/children")
-    return [int(one) for file in files for one in file.read_text().split()]
+    return [int(number) for file in files for number in file.read_text().split()]
 
 
 def runs(process: int) -> bool:
@@ -59,7 +59,7 @@ def test_no_rank_outlives_torchrun() -> None:
             ranks = children(torchrun.pid)
             # What an API server starts ends when it has read that its API server has
             # ended.
-            inner = [one for rank in ranks for one in children(rank)]
+            inner = [child for rank in ranks for child in children(rank)]
             assert (len(ranks), len(inner)) == (
                 2,
                 2,
@@ -69,6 +69,6 @@ def test_no_rank_outlives_torchrun() -> None:
         end = time.monotonic() + SOON
         while (left := list(filter(runs, ranks + inner))) and time.monotonic() < end:
             time.sleep(0.02)
-    for one in left:
-        os.kill(one, signal.SIGKILL)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
     assert not left

@@ -9,5 +9,5 @@ from tests.effects.browser import Browser, browser
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("profile")) as one:
-        yield one
+    with browser(tmp_path_factory.mktemp("profile")) as window:
+        yield window

@@ -39,7 +39,7 @@ TOKEN: Final = 0.0001
 
 def arrivals(rng: Random) -> list[tuple[float, Event]]:
     """What comes, and when, in seconds."""
-    found: list[tuple[float, Event]] = []
+    events: list[tuple[float, Event]] = []
     for n in range(30):
         begin = PAUSE if n >= 22 else 0.0
         prompt = tuple(rng.randrange(1000) for _ in range(rng.randrange(40, 420)))
@@ -51,16 +51,16 @@ def arrivals(rng: Random) -> list[tuple[float, Event]]:
             client=("ann", "bo")[n % 2],
         )
         time = begin + rng.random() * (1.2 if begin else 2.6)
-        found.append((time, Submit(request)))
+        events.append((time, Submit(request)))
         if n in (9, 17):
-            found.append((time + 0.7, Cancel(request.id)))
-    return sorted(found, key=lambda one: one[0])
+            events.append((time + 0.7, Cancel(request.id)))
+    return sorted(events, key=lambda arrival: arrival[0])
 
 
 def turns() -> list[Turn]:
     """A run of these on a virtual clock."""
     pending = arrivals(Random(SEED))
-    made: list[Turn] = []
+    history: list[Turn] = []
     state = initial(CONFIG)
     plans: list[Plan] = []
     now = 0.0
@@ -69,22 +69,27 @@ def turns() -> list[Turn]:
             now = max(now, pending[0][0])
         events: list[Event] = [Tick(now)]
         if plans:
-            done = plans.pop(0)
+            executed = plans.pop(0)
             events.append(
                 Executed(
-                    done.step, tuple((1,) * most for most in done.max_sampled_tokens)
+                    executed.step,
+                    tuple((1,) * count for count in executed.max_sampled_tokens),
                 )
             )
         while pending and pending[0][0] <= now:
             events.append(pending.pop(0)[1])
         transition = step(CONFIG, state, tuple(events))
-        made.append(Turn(len(made), state, tuple(events), transition))
+        history.append(Turn(len(history), state, tuple(events), transition))
         state = transition.state
-        plans += [one.plan for one in transition.commands if isinstance(one, Execute)]
+        plans += [
+            command.plan
+            for command in transition.commands
+            if isinstance(command, Execute)
+        ]
         now += STEP + TOKEN * sum(
             len(fill.tokens) for plan in plans for fill in plan.fills
         )
-    return made
+    return history
 
 
 def main(picture: Path = PICTURE) -> int:
@@ -92,11 +97,11 @@ def main(picture: Path = PICTURE) -> int:
     with TemporaryDirectory() as folder:
         page = Path(folder) / "page.html"
         write_page(page, "afternoon", CONFIG, turns())
-        with browser(Path(folder) / "profile") as one:
-            one.open(page)
-            one.value("choose(log.sample[marks[0]]); go(log.turn[marks[0]])")
-            one.value("new Promise((done) => setTimeout(done, 200))")
-            picture.write_bytes(one.picture())
+        with browser(Path(folder) / "profile") as window:
+            window.open(page)
+            window.value("choose(log.sample[marks[0]]); go(log.turn[marks[0]])")
+            window.value("new Promise((done) => setTimeout(done, 200))")
+            picture.write_bytes(window.picture())
     print(f"{picture}: {picture.stat().st_size / 1e3:.0f} KB")
     return 0
 

@@ -34,14 +34,16 @@ seen = pytest.mark.skipif(
 
 
 def turns_of(
-    config: EngineConfig, inbox: dict[int, list[Event]], most: int = 500
+    config: EngineConfig, inbox: dict[int, list[Event]], max_turns: int = 500
 ) -> list[Turn]:
     """Turns in which every step succeeds at once; `inbox` says what else
     comes, by turn.
     """
     turns: list[Turn] = []
     state, plans = initial(config), list[Plan]()
-    while len(turns) < most and (state.requests or plans or len(turns) <= max(inbox)):
+    while len(turns) < max_turns and (
+        state.requests or plans or len(turns) <= max(inbox)
+    ):
         events: list[Event] = [Tick(len(turns) * 0.01)]
         extra = inbox.get(len(turns), [])
         failed = [event for event in extra if isinstance(event, Failed)]
@@ -58,14 +60,18 @@ def turns_of(
         turns.append(turn)
         state = turn.transition.state
         plans += [
-            one.plan for one in turn.transition.commands if isinstance(one, Execute)
+            command.plan
+            for command in turn.transition.commands
+            if isinstance(command, Execute)
         ]
     return turns
 
 
-def requested(name: str, prompt: int, most: int, start: int = 0, **more: Any) -> Submit:
+def requested(
+    name: str, prompt: int, max_tokens: int, start: int = 0, **settings: Any
+) -> Submit:
     tokens = tuple(range(start, start + prompt))
-    return Submit(Request(id=name, prompt=tokens, max_tokens=most, **more))
+    return Submit(Request(id=name, prompt=tokens, max_tokens=max_tokens, **settings))
 
 
 def scene() -> tuple[EngineConfig, list[Turn]]:
@@ -98,21 +104,21 @@ def scene() -> tuple[EngineConfig, list[Turn]]:
 
 def unpacked(data: bytes) -> tuple[dict[str, Any], dict[str, list[int]]]:
     """The header and the columns of a page."""
-    found = re.search(rb'id="data">([^<]*)<', data)
-    assert found
-    packed = zlib.decompress(base64.b64decode(found[1]))
+    match = re.search(rb'id="data">([^<]*)<', data)
+    assert match
+    packed = zlib.decompress(base64.b64decode(match[1]))
     size = int.from_bytes(packed[:8], "little")
-    head, columns, at = json.loads(packed[8 : 8 + size]), {}, 8 + size
+    head, columns, offset = json.loads(packed[8 : 8 + size]), {}, 8 + size
     for name, kind, length in head["columns"]:
         cells = array(kind)
-        cells.frombytes(packed[at : at + length * cells.itemsize])
-        at += length * cells.itemsize
+        cells.frombytes(packed[offset : offset + length * cells.itemsize])
+        offset += length * cells.itemsize
         total, values = 0, []
         for cell in cells:
             total += int(cell)
             values.append(total)
         columns[name] = values
-    assert at == len(packed)
+    assert offset == len(packed)
     return head, columns
 
 
@@ -120,7 +126,7 @@ def entries(data: bytes) -> list[tuple[int, str, str, tuple[int, ...]]]:
     """The log of a page: turn, kind, whom it is about, cells."""
     head, columns = unpacked(data)
     kinds, texts = [*head["kinds"]], head["texts"]
-    cells = zip(*(columns[f"log.{one}"] for one in "abc"), strict=True)
+    cells = zip(*(columns[f"log.{letter}"] for letter in "abc"), strict=True)
     rows = zip(
         columns["log.turn"],
         columns["log.kind"],
@@ -129,7 +135,9 @@ def entries(data: bytes) -> list[tuple[int, str, str, tuple[int, ...]]]:
         strict=True,
     )
     names = [texts[place] for place in columns["sample.id"]] + [""]
-    return [(turn, kinds[kind], names[who], found) for turn, kind, who, found in rows]
+    return [
+        (turn, kinds[kind], names[sample], values) for turn, kind, sample, values in rows
+    ]
 
 
 def shown(

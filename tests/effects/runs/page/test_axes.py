@@ -34,7 +34,7 @@ def roomy() -> tuple[EngineConfig, list[Turn]]:
 def test_they_end_above_what_was_used(chromium: Browser, tmp_path: Path) -> None:
     config, turns = roomy()
     shown(chromium, tmp_path, (config, turns), "axis=turn")
-    blocks = max(config.num_blocks - one.transition.state.blocks.free for one in turns)
+    blocks = max(config.num_blocks - turn.transition.state.blocks.free for turn in turns)
     assert 50 < blocks < 200
     used = chromium.value("used")
     assert (used["blocks"], used["tokens"]) == (blocks, 200)
@@ -44,10 +44,10 @@ def test_they_end_above_what_was_used(chromium: Browser, tmp_path: Path) -> None
     # The tallest column of the pool nearly fills its panel.
     top = chromium.value("turn.free.indexOf(Math.min(...turn.free))")
     high = chromium.value("$('pool').clientHeight")
-    at = f"({PIXEL})('pool', (px({top}) + px({top + 1})) / 2, "
+    pixel = f"({PIXEL})('pool', (px({top}) + px({top + 1})) / 2, "
     color = chromium.value("color")
-    assert chromium.value(f"{at}{0.15 * high})") != color["free"]
-    assert chromium.value(f"{at}{0.03 * high})") == color["free"]
+    assert chromium.value(f"{pixel}{0.15 * high})") != color["free"]
+    assert chromium.value(f"{pixel}{0.03 * high})") == color["free"]
     # The tallest column of the batch nearly reaches its panel's top.
     assert chromium.value(f"({PIXEL})('batch', (px(0) + px(1)) / 2, 14)") == color["fill"]
 

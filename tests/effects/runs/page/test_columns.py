@@ -36,9 +36,9 @@ def test_columns_are_those_of_the_states(seed: int) -> None:
     assert columns["turn.waiting"] == [len(state.waiting) for state in states]
     times = [round((state.time - states[0].time) * 1e6) for state in states]
     assert columns["turn.time"] == times
-    for done, turn in zip(columns["turn.done"], turns, strict=True):
+    for step, turn in zip(columns["turn.done"], turns, strict=True):
         results = {event.step for event in turn.events if isinstance(event, Executed)}
-        assert done in (results & {plan.step for plan in turn.before.inflight} or {-1})
+        assert step in (results & {plan.step for plan in turn.before.inflight} or {-1})
     commands = [command for turn in turns for command in turn.transition.commands]
     plans = [command.plan for command in commands if isinstance(command, Execute)]
     emits = [command for command in commands if isinstance(command, Emit)]
@@ -58,19 +58,23 @@ def test_columns_are_those_of_the_states(seed: int) -> None:
         len(t) for emit in emits for t in emit.tokens
     )
     reasons = [reason for turn in turns for reason in turn.transition.reasons]
-    wanted = Counter(wire_name(one) for one in reasons if not isinstance(one, Ended))
-    wanted["Finished"] = sum(len(emit.finished) for emit in emits)
-    emitted = Counter(kind for _, kind, _, _ in entries(data))
-    assert {kind: emitted[kind] for kind in wanted} == wanted
+    expected = Counter(
+        wire_name(reason) for reason in reasons if not isinstance(reason, Ended)
+    )
+    expected["Finished"] = sum(len(emit.finished) for emit in emits)
+    logged = Counter(kind for _, kind, _, _ in entries(data))
+    assert {kind: logged[kind] for kind in expected} == expected
     drafts = [
-        one for t in turns for one in sample_drafts(t.before, t.events, t.transition)
+        draft for t in turns for draft in sample_drafts(t.before, t.events, t.transition)
     ]
-    assert columns["draft.proposed"] == [one.proposed for one in drafts]
-    assert columns["draft.accepted"] == [one.accepted for one in drafts]
-    ids = [head["texts"][columns["sample.id"][who]] for who in columns["draft.sample"]]
-    assert ids == [one.id for one in drafts]
-    about = {kind for _, kind, name, _ in entries(data) if not name}
-    assert not about & {
+    assert columns["draft.proposed"] == [draft.proposed for draft in drafts]
+    assert columns["draft.accepted"] == [draft.accepted for draft in drafts]
+    ids = [
+        head["texts"][columns["sample.id"][sample]] for sample in columns["draft.sample"]
+    ]
+    assert ids == [draft.id for draft in drafts]
+    unnamed = {kind for _, kind, name, _ in entries(data) if not name}
+    assert not unnamed & {
         "Submit",
         "Chunk",
         "Admitted",
@@ -84,8 +88,8 @@ def test_a_steady_decode_costs_no_entries() -> None:
     config = EngineConfig(num_blocks=64 * 12, max_num_seqs=64, max_model_len=1024)
     arrivals: list[Event] = [requested(str(i), 10, 600) for i in range(64)]
     data = page("run", config, turns_of(config, {0: arrivals}, 700))
-    emitted = Counter(kind for _, kind, _, _ in entries(data))
-    assert emitted == dict.fromkeys(("Submit", "Admitted", "Chunk", "Finished"), 64)
+    logged = Counter(kind for _, kind, _, _ in entries(data))
+    assert logged == dict.fromkeys(("Submit", "Admitted", "Chunk", "Finished"), 64)
 
 
 def test_a_recording_may_begin_in_the_middle() -> None:
@@ -98,8 +102,8 @@ def test_a_recording_may_begin_in_the_middle() -> None:
     data = page("run", config, turns[middle:])
     head, _ = unpacked(data)
     assert head["first"] == turns[middle].number
-    before, emitted = turns[middle].before, entries(data)
-    present = [(name, cells[0]) for _, kind, name, cells in emitted if kind == "Present"]
+    before, logged = turns[middle].before, entries(data)
+    present = [(name, cells[0]) for _, kind, name, cells in logged if kind == "Present"]
     run = before.running
     fills = [
         scheduled < base
@@ -111,7 +115,7 @@ def test_a_recording_may_begin_in_the_middle() -> None:
     ]
     waiting = [(seq.request.id, 3 if seq.preempted else 0) for seq in before.waiting]
     assert present == running + waiting
-    ended = {name for _, kind, name, _ in emitted if kind == "Finished"}
+    ended = {name for _, kind, name, _ in logged if kind == "Finished"}
     assert {name for name, _ in present} <= ended
 
 

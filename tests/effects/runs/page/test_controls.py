@@ -64,13 +64,13 @@ def test_requests_are_found_by_id(chromium: Browser, tmp_path: Path) -> None:
 def test_the_address_says_what_is_shown(chromium: Browser, tmp_path: Path) -> None:
     shown(chromium, tmp_path, scene(), "turn=9&request=gone&axis=turn&from=4&to=14")
     facts = "[cursor, text(sample.id[chosen]), edge === edges.turn, view.from, view.to]"
-    wanted = [9, "gone", True, 4, 14]
-    assert chromium.value(facts) == wanted
+    expected = [9, "gone", True, 4, 14]
+    assert chromium.value(facts) == expected
     chromium.key("ArrowRight")
     chromium.wait("location.hash.includes('turn=10')")
     state = chromium.value("location.hash.slice(1)")
     shown(chromium, tmp_path, scene(), state)
-    assert chromium.value(facts) == [10, *wanted[1:]]
+    assert chromium.value(facts) == [10, *expected[1:]]
     chromium.value("location.hash = '#turn=2'")
     chromium.wait("cursor === 2 && chosen === -1")
     for nonsense in (

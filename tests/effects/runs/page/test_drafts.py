@@ -10,13 +10,13 @@ from tests.effects.browser import Browser
 from tests.effects.runs.page.scenes import PIXEL, scene, seen, shown, spot, words
 
 
-def some_turn(run: Run, least: int = 1) -> Turn:
+def some_turn(run: Run, min_accepted: int = 1) -> Turn:
     """The first in which of the drafts of "a" some were accepted, and some rejected."""
     return next(
         turn
         for turn in run.turns
-        for one in of(turn)
-        if one.id == "a" and least <= one.accepted < one.proposed
+        for draft in of(turn)
+        if draft.id == "a" and min_accepted <= draft.accepted < draft.proposed
     )
 
 
@@ -37,16 +37,16 @@ def test_they_are_reported_in_words(chromium: Browser, tmp_path: Path) -> None:
     drawn = words(chromium, "#turn")
     assert f"3 sequences write a token, {proposed} drafts are verified" in drawn
     assert f"{3 + proposed} of at most 32 tokens" in drawn
-    mine = next(one for one in reported if one.id == "a")
+    first_result = next(result for result in reported if result.id == "a")
     chromium.mouse("mouseMoved", *spot(chromium, "timeline", turn.number - 1, 0.5))
-    tip = f"writes \u00b7 {mine.accepted} of {mine.proposed} drafts accepted \u00b7 turn"
+    counts = f"{first_result.accepted} of {first_result.proposed}"
+    tip = f"writes \u00b7 {counts} drafts accepted \u00b7 turn"
     assert tip in words(chromium, "#tip")
-    every = [one for turn in run.turns for one in of(turn) if one.id == "a"]
+    results = [result for turn in run.turns for result in of(turn) if result.id == "a"]
     chromium.value("choose(0)")
-    steps = f"{sum(one.accepted for one in every)} of "
-    steps += (
-        f"{sum(one.proposed for one in every)} drafts accepted, in {len(every)} steps"
-    )
+    steps = f"{sum(result.accepted for result in results)} of "
+    steps += f"{sum(result.proposed for result in results)} drafts accepted, "
+    steps += f"in {len(results)} steps"
     assert steps in words(chromium, "#story")
     chromium.value("choose(2)")
     assert "drafts accepted" not in words(chromium, "#story"), "it had no drafts"
@@ -60,16 +60,18 @@ def test_each_has_a_mark_where_there_is_room(chromium: Browser, tmp_path: Path) 
     shown(chromium, tmp_path, (run.config, run.turns), "axis=turn")
     colors = chromium.value("color")
     turn = some_turn(run)
-    mine = next(one for one in of(turn) if one.id == "a")
-    found = [
+    first_result = next(result for result in of(turn) if result.id == "a")
+    marks = [
         chromium.value(
             f"({PIXEL})('timeline', px({turn.number - 1}) + 2 + 3 * {place}, "
             "view.row - view.top - 4)"
         )
-        for place in range(mine.proposed)
+        for place in range(first_result.proposed)
     ]
-    accepted = [colors["end"]] * mine.accepted
-    assert found == accepted + [colors["draft"]] * (mine.proposed - mine.accepted)
+    accepted = [colors["end"]] * first_result.accepted
+    assert marks == accepted + [colors["draft"]] * (
+        first_result.proposed - first_result.accepted
+    )
     # Where there is no room for all of a turn's, there are none.
     run = by_device(tokens=110)
     shown(chromium, tmp_path, (run.config, run.turns), "axis=turn", wide=320)

@@ -18,8 +18,8 @@ def test_a_sample_keeps_its_name_when_another_request_is_ignored_or_refused() ->
     data = page("run", config, turns)
     head, columns = unpacked(data)
     ends = [
-        (who, head["texts"][a])
-        for who, a, kind in zip(
+        (sample, head["texts"][a])
+        for sample, a, kind in zip(
             columns["log.sample"], columns["log.a"], columns["log.kind"], strict=True
         )
         if [*head["kinds"]][kind] == "Finished"

@@ -47,10 +47,10 @@ def test_times_and_ids_in_words(chromium: Browser, tmp_path: Path) -> None:
         assert chromium.value(f"clock({seconds})") == words, seconds
     for (seconds, tick), words in TICKS.items():
         assert chromium.value(f"tickLabel({seconds}, {tick})") == words, (seconds, tick)
-    for (text, most), words in SHORT.items():
-        assert chromium.value(f"shortened({text!r}, {most})") == words
-        parts = chromium.value(f"folded({text!r}, {most})")
-        assert parts["head"] + parts["middle"] + parts["tail"] == text
+    for (text, max_length), words in SHORT.items():
+        assert chromium.value(f"shortened({text!r}, {max_length})") == words
+        folded = chromium.value(f"folded({text!r}, {max_length})")
+        assert folded["head"] + folded["middle"] + folded["tail"] == text
 
 
 @seen

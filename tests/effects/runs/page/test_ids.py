@@ -38,7 +38,7 @@ def run_of(ids: tuple[str, ...] = IDS) -> tuple[EngineConfig, list[Turn]]:
 @pytest.mark.parametrize("wide", [1280, 800])
 def test_they_break_no_panel(chromium: Browser, tmp_path: Path, wide: int) -> None:
     config, turns = run_of()
-    reasons = {wire_name(one) for t in turns for one in t.transition.reasons}
+    reasons = {wire_name(reason) for t in turns for reason in t.transition.reasons}
     assert {"Admitted", "QueueBlocked", "Preempted"} <= reasons
     shown(chromium, tmp_path, (config, turns), wide=wide)
     outside = """[...document.querySelectorAll('aside *, header *, #found, #found *')]
@@ -125,8 +125,8 @@ def test_a_label_is_as_short_as_its_bar(chromium: Browser, tmp_path: Path) -> No
         drawTimeline();
         CanvasRenderingContext2D.prototype.fillText = fillText;
         return found.filter(({ left }) => left >= GUTTER); })()"""
-    labels = [one["words"] for one in chromium.value(drawn)]
-    assert any("…" in one and one.endswith(LETTERS[-6:]) for one in labels)
-    assert all(len(one) <= 2 * 18 for one in labels)
+    labels = [label["words"] for label in chromium.value(drawn)]
+    assert any("…" in label and label.endswith(LETTERS[-6:]) for label in labels)
+    assert all(len(label) <= 2 * 18 for label in labels)
     chromium.value("look(0, edge[turns] * 0.2)")
-    assert all(one["right"] < 1280 for one in chromium.value(drawn))
+    assert all(label["right"] < 1280 for label in chromium.value(drawn))

@@ -22,10 +22,14 @@ AGAIN = 5
 
 def truth(turn: Turn) -> dict[tuple[str, int], set[int]]:
     """The states in which a page may show samples after a turn."""
-    state, found = turn.transition.state, dict[tuple[str, int], set[int]]()
+    state, states = turn.transition.state, dict[tuple[str, int], set[int]]()
     run, plans = (
         state.running,
-        [one.plan for one in turn.transition.commands if isinstance(one, Execute)],
+        [
+            command.plan
+            for command in turn.transition.commands
+            if isinstance(command, Execute)
+        ],
     )
     filled = {plan.run_ids[fill.index] for plan in plans for fill in plan.fills}
     columns = zip(
@@ -37,12 +41,12 @@ def truth(turn: Turn) -> dict[tuple[str, int], set[int]]:
         strict=True,
     )
     for seq, gen, start, scheduled, base in columns:
-        found[seq.id] = {FILL} if gen in filled or scheduled < base else {DECODE}
+        states[seq.id] = {FILL} if gen in filled or scheduled < base else {DECODE}
         if (
             start == scheduled < base
         ):  # again after a failed step, and without a plan: as it was
-            found[seq.id] = {FILL, DECODE}
-    return found | {seq.id: {AGAIN if seq.preempted else WAIT} for seq in state.waiting}
+            states[seq.id] = {FILL, DECODE}
+    return states | {seq.id: {AGAIN if seq.preempted else WAIT} for seq in state.waiting}
 
 
 @pytest.mark.long
@@ -64,24 +68,26 @@ def test_the_page_shows_the_states_of_every_sequence(
           states: Array.from({length: turns}, (_, t) => stateAt(s, t)),
         }))""")
     for t, turn in enumerate(turns):
-        here = [one for one in drawn if one["born"] <= t < one["died"]]
+        alive = [life for life in drawn if life["born"] <= t < life["died"]]
         right = truth(turn)
-        assert {(one["id"], one["sample"]) for one in here} == set(right)
-        for one in here:
-            assert one["states"][t] in right[one["id"], one["sample"]], (t, one)
+        assert {(life["id"], life["sample"]) for life in alive} == set(right)
+        for life in alive:
+            assert life["states"][t] in right[life["id"], life["sample"]], (t, life)
     wrote: dict[tuple[str, int], list[int]] = {}
     for t, turn in enumerate(turns):
-        for emit in (one for one in turn.transition.commands if isinstance(one, Emit)):
+        for emit in (
+            command for command in turn.transition.commands if isinstance(command, Emit)
+        ):
             for name, tokens in zip(emit.ids, emit.tokens, strict=True):
                 if tokens:
                     wrote.setdefault(name, []).append(t)
     present = set(turns[0].before.running.ids)
-    for one in drawn:
-        if one["first"] != -2:
+    for life in drawn:
+        if life["first"] != -2:
             name = (
-                one["id"],
-                one["sample"],
+                life["id"],
+                life["sample"],
             )  # an id may come again: none writes as it comes
-            after = -1 if one["born"] == 0 and name in present else one["born"]
-            mine = (t for t in wrote.get(name, ()) if after < t <= one["died"])
-            assert one["first"] == next(mine, -1), one
+            after = -1 if life["born"] == 0 and name in present else life["born"]
+            later_turns = (t for t in wrote.get(name, ()) if after < t <= life["died"])
+            assert life["first"] == next(later_turns, -1), life

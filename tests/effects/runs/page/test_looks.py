@@ -18,10 +18,10 @@ def test_the_page_fits_a_laptop_and_asks_for_nothing(
         assert chromium.value(
             f"[{root}.scrollWidth <= {wide}, {root}.scrollHeight <= {tall}]"
         ) == [True, True]
-        inside = f"""[...document.querySelectorAll('section *, aside *, nav *')].filter(
+        too_wide = f"""[...document.querySelectorAll('section *, aside *, nav *')].filter(
             (one) =>
             one.getBoundingClientRect().right > {wide}).map((one) => one.outerHTML)"""
-        assert chromium.value(inside) == []
+        assert chromium.value(too_wide) == []
     assert chromium.complaints == []
     assert [url.partition(":")[0] for url in chromium.requested] == ["file"]
     # Nothing could be fetched either: the page's policy forbids it.
@@ -31,17 +31,17 @@ def test_the_page_fits_a_laptop_and_asks_for_nothing(
     )
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(first: str, second: str) -> float:
     """WCAG's contrast ratio of two colors."""
 
     def light(color: str) -> float:
-        parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         red, green, blue = (
-            c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts
+            c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels
         )
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
-    low, high = sorted((light(one), light(other)))
+    low, high = sorted((light(first), light(second)))
     return (high + 0.05) / (low + 0.05)
 
 

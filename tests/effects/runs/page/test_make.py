@@ -77,8 +77,8 @@ def test_what_a_run_says_is_never_markup(chromium: Browser, tmp_path: Path) -> N
         chromium.value(f"choose({s})")
         shown = chromium.value("document.querySelector('#story bdi').textContent")
         assert shown == name or name == "\ud800"  # which no protocol can carry
-        about = chromium.value("document.querySelector('#story p').textContent")
-        assert f"client {name}." in about or name in ("", "\ud800")
+        paragraph = chromium.value("document.querySelector('#story p').textContent")
+        assert f"client {name}." in paragraph or name in ("", "\ud800")
     for t in range(6):
         chromium.value(f"go({t})")
         chromium.mouse("mouseMoved", *spot(chromium, "timeline", t, 0.5))

@@ -15,7 +15,7 @@ def test_what_is_drawn_is_what_is_known(chromium: Browser, tmp_path: Path) -> No
     drawn = chromium.value(f"""lives.map((life, s) => Array.from({{length: turns}},
         (_, t) => ({PIXEL})('timeline', (px(t) + px(t + 1)) / 2 + 3,
             view.row * (life.lane + 0.2))))""")
-    known = chromium.value(
+    all_states = chromium.value(
         "lives.map((_, s) => Array.from({length: turns}, (_, t) => stateAt(s, t)))"
     )
     look = {
@@ -25,11 +25,11 @@ def test_what_is_drawn_is_what_is_known(chromium: Browser, tmp_path: Path) -> No
         FILL: ["fill", "panel"],
         AGAIN: ["again", "waiting"],
     }
-    for s, states in enumerate(known):
+    for s, states in enumerate(all_states):
         for t, state in enumerate(states):
             right = [colors[name] for name in look[state]] + ["#000000"] * (state == 0)
             assert drawn[s][t] in right, (s, t, state)
-    assert {state for states in known for state in states} == {
+    assert {state for states in all_states for state in states} == {
         0,
         WAIT,
         DECODE,
@@ -53,8 +53,8 @@ def test_what_is_drawn_is_what_is_known(chromium: Browser, tmp_path: Path) -> No
         ):
             y = high - (edge + size / 2) / config.num_blocks * high
             if size:
-                found = chromium.value(
+                color = chromium.value(
                     f"({PIXEL})('pool', (px({t}) + px({t + 1})) / 2, {y})"
                 )
-                assert found == colors[name], (t, name)
+                assert color == colors[name], (t, name)
             edge += size

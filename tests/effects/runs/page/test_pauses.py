@@ -41,8 +41,8 @@ PAUSES = {40: 3 * MINUTE + 20, 80: 62 * MINUTE}
 @seen
 def test_pauses_are_cut_to_marked_breaks(chromium: Browser, tmp_path: Path) -> None:
     shown(chromium, tmp_path, paused(PAUSES))
-    found = chromium.value("pauses")
-    assert [(one["until"], round(one["length"])) for one in found] == [
+    pauses = chromium.value("pauses")
+    assert [(pause["until"], round(pause["length"])) for pause in pauses] == [
         (40, 200),
         (80, 3720),
     ]
@@ -79,7 +79,7 @@ def drawn_words(chromium: Browser) -> list[tuple[float, str]]:
         drawRuler();
         CanvasRenderingContext2D.prototype.fillText = fillText;
         return found; })()""")
-    return sorted((x, one) for x, one in drawn if one not in ("time", "turn"))
+    return sorted((x, text) for x, text in drawn if text not in ("time", "turn"))
 
 
 @seen
@@ -87,7 +87,7 @@ def test_the_ruler_shows_the_time_on_both_sides_and_what_is_left_out(
     chromium: Browser, tmp_path: Path
 ) -> None:
     shown(chromium, tmp_path, paused(PAUSES))
-    drawn = [one for _, one in drawn_words(chromium)]
+    drawn = [text for _, text in drawn_words(chromium)]
     assert "3 min cut" in drawn
     assert "62 min cut" in drawn
     assert drawn.index("3 min cut") < drawn.index("62 min cut")
@@ -99,7 +99,7 @@ def test_the_ruler_shows_the_time_on_both_sides_and_what_is_left_out(
     for begin, end, first, last in marks:
         assert abs((end - begin) - (last - first)) < 1e-6
     assert marks[1][2] - marks[0][3] > 199
-    after = [one for _, one in drawn_words(chromium) if one.startswith("3:2")]
+    after = [text for _, text in drawn_words(chromium) if text.startswith("3:2")]
     assert after, "after the pause the clock has gone on"
     chromium.value("go(40)")
     assert "at 3 min 20 s" in words(chromium, "#turn")
@@ -115,7 +115,7 @@ def test_all_time_can_be_shown_as_it_went(chromium: Browser, tmp_path: Path) -> 
     chromium.value(f"{button}.click()")
     assert chromium.value(f"{button}.ariaPressed") == "false"
     assert chromium.value("edge === seconds")
-    assert all("cut" not in one for _, one in drawn_words(chromium))
+    assert all("cut" not in text for _, text in drawn_words(chromium))
     chromium.value("go(3)")
     chromium.wait("location.hash.includes('axis=clock')")
     shown(chromium, tmp_path, run, chromium.value("location.hash.slice(1)"))

@@ -28,8 +28,12 @@ def test_clicks_wheel_and_drags(chromium: Browser, tmp_path: Path) -> None:
     assert chromium.value("Math.abs(valueAt((px(8) + px(9)) / 2) - 8.5) < 0.01")
     assert abs(spot(chromium, "batch", 8, 1)[0] - x) < 1
     before = chromium.value("view.from")
-    for kind, at in (("mousePressed", x), ("mouseMoved", x + 40), ("mouseMoved", x + 80)):
-        chromium.mouse(kind, at, y, button="left", buttons=1, clickCount=1)
+    for kind, drag_x in (
+        ("mousePressed", x),
+        ("mouseMoved", x + 40),
+        ("mouseMoved", x + 80),
+    ):
+        chromium.mouse(kind, drag_x, y, button="left", buttons=1, clickCount=1)
     chromium.mouse("mouseReleased", x + 80, y, button="left", clickCount=1)
     assert chromium.value("view.from") < before
     assert chromium.value("cursor") == 3  # a drag is no click

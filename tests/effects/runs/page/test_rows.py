@@ -37,7 +37,7 @@ def crowd() -> tuple[EngineConfig, list[Turn]]:
 
 
 @pytest.fixture
-def many(chromium: Browser, tmp_path: Path) -> Iterator[Browser]:
+def crowded(chromium: Browser, tmp_path: Path) -> Iterator[Browser]:
     yield shown(chromium, tmp_path, crowd())
     assert chromium.complaints == []
 
@@ -50,70 +50,72 @@ def settle(chromium: Browser) -> None:
 
 
 @seen
-def test_rows_can_be_read_and_scroll(many: Browser) -> None:
-    height = many.value("$('timeline').clientHeight")
-    assert many.value("[lanes.length, rows]") == [ROWS, ROWS]
-    assert many.value("view.row") >= 9
-    shown_rows = ceil(height / many.value("view.row"))
-    assert words(many, "#rows-shown") == f"1\u2013{shown_rows} of 400 rows"
-    scroller = many.value("[$('scroller').hidden, $('scroller').scrollHeight]")
-    assert scroller == [False, round(ROWS * many.value("view.row"))]
+def test_rows_can_be_read_and_scroll(crowded: Browser) -> None:
+    height = crowded.value("$('timeline').clientHeight")
+    assert crowded.value("[lanes.length, rows]") == [ROWS, ROWS]
+    assert crowded.value("view.row") >= 9
+    shown_rows = ceil(height / crowded.value("view.row"))
+    assert words(crowded, "#rows-shown") == f"1\u2013{shown_rows} of 400 rows"
+    scroller = crowded.value("[$('scroller').hidden, $('scroller').scrollHeight]")
+    assert scroller == [False, round(ROWS * crowded.value("view.row"))]
     # The bar scrolls the rows, keys and the wheel over their numbers too.
-    many.value("$('scroller').scrollTop = 1000")
-    many.wait("Math.abs(view.top - 1000) <= 1")
-    many.key("PageDown")
-    settle(many)
-    assert abs(many.value("view.top") - 1000 - height) <= 1
-    assert abs(many.value("$('scroller').scrollTop - view.top")) <= 1
-    before = many.value("view.top")
-    x, y = many.value(
+    crowded.value("$('scroller').scrollTop = 1000")
+    crowded.wait("Math.abs(view.top - 1000) <= 1")
+    crowded.key("PageDown")
+    settle(crowded)
+    assert abs(crowded.value("view.top") - 1000 - height) <= 1
+    assert abs(crowded.value("$('scroller').scrollTop - view.top")) <= 1
+    before = crowded.value("view.top")
+    x, y = crowded.value(
         "(({ x, y }) => [x + 20, y + 20])($('timeline').getBoundingClientRect())"
     )
-    many.mouse("mouseWheel", x, y, deltaX=0, deltaY=-90)
-    many.wait(f"view.top < {before}")
-    many.value("scrollRows(1e9)")
-    settle(many)
-    assert abs(many.value("view.top + $('timeline').clientHeight - rows * view.row")) <= 1
-    assert words(many, "#rows-shown").endswith("\u2013400 of 400 rows")
+    crowded.mouse("mouseWheel", x, y, deltaX=0, deltaY=-90)
+    crowded.wait(f"view.top < {before}")
+    crowded.value("scrollRows(1e9)")
+    settle(crowded)
+    assert (
+        abs(crowded.value("view.top + $('timeline').clientHeight - rows * view.row")) <= 1
+    )
+    assert words(crowded, "#rows-shown").endswith("\u2013400 of 400 rows")
 
 
 @seen
 @pytest.mark.parametrize("top", [0, 1234, 1e9])
-def test_the_pointer_finds_the_right_row(many: Browser, top: float) -> None:
-    many.value(f"scrollRows({top})")
-    settle(many)
-    box = many.value(
+def test_the_pointer_finds_the_right_row(crowded: Browser, top: float) -> None:
+    crowded.value(f"scrollRows({top})")
+    settle(crowded)
+    box = crowded.value(
         "(({ y, height }) => [y, height])($('timeline').getBoundingClientRect())"
     )
     for down in (3, box[1] / 2, box[1] - 3):
-        x, _ = spot(many, "timeline", 4, 0)
-        many.mouse("mouseMoved", x, box[0] + down)
-        row = int((down + many.value("view.top")) // many.value("view.row"))
-        assert words(many, "#tip").startswith(f"request cmpl-{row:032x} ")
-        many.click(x, box[0] + down)
-        assert many.value("chosen") == row
+        x, _ = spot(crowded, "timeline", 4, 0)
+        crowded.mouse("mouseMoved", x, box[0] + down)
+        row = int((down + crowded.value("view.top")) // crowded.value("view.row"))
+        assert words(crowded, "#tip").startswith(f"request cmpl-{row:032x} ")
+        crowded.click(x, box[0] + down)
+        assert crowded.value("chosen") == row
 
 
 @seen
-def test_all_rows_can_be_seen_at_once(many: Browser) -> None:
-    many.value("document.getElementById('all-rows').click()")
-    settle(many)
-    height = many.value("$('timeline').clientHeight")
-    assert abs(many.value("rows * view.row") - height) < 1
-    assert words(many, "#rows-shown") == "400 rows"
-    assert many.value("[$('scroller').hidden, $('all-rows').ariaPressed]") == [
+def test_all_rows_can_be_seen_at_once(crowded: Browser) -> None:
+    crowded.value("document.getElementById('all-rows').click()")
+    settle(crowded)
+    height = crowded.value("$('timeline').clientHeight")
+    assert abs(crowded.value("rows * view.row") - height) < 1
+    assert words(crowded, "#rows-shown") == "400 rows"
+    assert crowded.value("[$('scroller').hidden, $('all-rows').ariaPressed]") == [
         True,
         "true",
     ]
     # Who is under the pointer is found among rows of less than a pixel too.
-    x, _ = spot(many, "timeline", 4, 0)
-    top = many.value("$('timeline').getBoundingClientRect().y")
-    many.mouse("mouseMoved", x, top + 100)
-    row = int(100 // many.value("view.row"))
-    assert words(many, "#tip").startswith(f"request cmpl-{row:032x} ")
-    many.value("document.getElementById('all-rows').click()")
-    settle(many)
-    assert many.value("view.row") >= 9
+    x, _ = spot(crowded, "timeline", 4, 0)
+    top = crowded.value("$('timeline').getBoundingClientRect().y")
+    crowded.mouse("mouseMoved", x, top + 100)
+    row = int(100 // crowded.value("view.row"))
+    assert words(crowded, "#tip").startswith(f"request cmpl-{row:032x} ")
+    crowded.value("document.getElementById('all-rows').click()")
+    settle(crowded)
+    assert crowded.value("view.row") >= 9
 
 
 DRAWN = """(() => {
@@ -129,32 +131,32 @@ DRAWN = """(() => {
 
 
 @seen
-def test_labels_thin_out(many: Browser) -> None:
-    heights = many.value("[$('timeline').clientHeight / rows, 5, 7, 9, 15, 22]")
+def test_labels_thin_out(crowded: Browser) -> None:
+    heights = crowded.value("[$('timeline').clientHeight / rows, 5, 7, 9, 15, 22]")
     for height in heights:
-        many.value(f"view.tall *= {height} / view.row; refresh()")
-        settle(many)
-        assert abs(many.value("view.row") - height) < 0.01
-        emitted = many.value(DRAWN)
-        names = [one["y"] for one in emitted if one["x"] >= 56]
-        numbers = [one for one in emitted if one["x"] < 56]
+        crowded.value(f"view.tall *= {height} / view.row; refresh()")
+        settle(crowded)
+        assert abs(crowded.value("view.row") - height) < 0.01
+        labels = crowded.value(DRAWN)
+        names = [label["y"] for label in labels if label["x"] >= 56]
+        numbers = [label for label in labels if label["x"] < 56]
         assert (names == []) == (height < 5)
-        for places, least in ((names, 9), ([one["y"] for one in numbers], 20)):
+        for places, min_gap in ((names, 9), ([label["y"] for label in numbers], 20)):
             gaps = [after - y for y, after in pairwise(places)]
-            assert all(gap >= least for gap in gaps), height
+            assert all(gap >= min_gap for gap in gaps), height
         assert len(numbers) >= 4
-        for one in numbers:  # a number stands in the middle of its row
-            row = (one["y"] - 4 + many.value("view.top")) / height + 0.5
-            assert abs(row - int(one["words"])) < 0.01
+        for label in numbers:  # a number stands in the middle of its row
+            row = (label["y"] - 4 + crowded.value("view.top")) / height + 0.5
+            assert abs(row - int(label["words"])) < 0.01
 
 
 @seen
-def test_a_chosen_row_is_scrolled_to(many: Browser) -> None:
-    many.value(f"find('{333:032x}')")
-    many.value("$('found').querySelector('button').click()")
-    settle(many)
-    y = many.value("lives[333].lane * view.row - view.top")
-    assert 0 <= y < many.value("$('timeline').clientHeight")
+def test_a_chosen_row_is_scrolled_to(crowded: Browser) -> None:
+    crowded.value(f"find('{333:032x}')")
+    crowded.value("$('found').querySelector('button').click()")
+    settle(crowded)
+    y = crowded.value("lives[333].lane * view.row - view.top")
+    assert 0 <= y < crowded.value("$('timeline').clientHeight")
 
 
 @seen

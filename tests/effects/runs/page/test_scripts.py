@@ -14,14 +14,14 @@ DECLARED = re.compile(
     r"^(?:export )?(?:async )?(?:function|const|let) ([\w$]+)", re.MULTILINE
 )
 EXPORTED = re.compile(r"^export (?:async )?(?:function|const|let) ([\w$]+)", re.MULTILINE)
-LONGEST = 60  # lines of a function
+MAX_FUNCTION_LINES = 60  # lines of a function
 
 
 def imported(source: str) -> list[tuple[str, str]]:
     """Every name that a script imports, and the script that it is from."""
     return [
-        (name.strip(), other)
-        for names, other in IMPORT.findall(source)
+        (name.strip(), module)
+        for names, module in IMPORT.findall(source)
         for name in names.split(",")
         if name.strip()
     ]
@@ -32,14 +32,14 @@ def test_a_script_imports_what_is_there_and_what_it_uses(script: str) -> None:
     source = SOURCES[script]
     body = IMPORT.sub("", source).replace("...", " ")
     assert "import " not in re.sub(r"//.*", "", body), "an import that is not joined"
-    for name, other in imported(source):
-        assert name in EXPORTED.findall(SOURCES[other]), f"{other} exports no {name}"
+    for name, module in imported(source):
+        assert name in EXPORTED.findall(SOURCES[module]), f"{module} exports no {name}"
         assert re.search(rf"(?<![\w$.]){re.escape(name)}(?![\w$])", body), name
 
 
 def test_what_is_exported_is_imported_somewhere() -> None:
     requested = {
-        (other, name) for one in SOURCES.values() for name, other in imported(one)
+        (module, name) for source in SOURCES.values() for name, module in imported(source)
     }
     exported = {
         (script, name)
@@ -50,7 +50,9 @@ def test_what_is_exported_is_imported_somewhere() -> None:
 
 
 def test_a_name_is_declared_once_in_all_of_them() -> None:
-    names = Counter(name for one in SOURCES.values() for name in DECLARED.findall(one))
+    names = Counter(
+        name for source in SOURCES.values() for name in DECLARED.findall(source)
+    )
     assert [name for name, times in names.items() if times > 1] == []
 
 
@@ -63,7 +65,7 @@ def test_they_are_laid_out_to_be_read() -> None:
         for function in re.findall(
             r"^(?:export )?(?:async )?function .*?^}", source, re.M | re.S
         ):
-            assert function.count("\n") < LONGEST, f"{script}: {function[:40]}"
+            assert function.count("\n") < MAX_FUNCTION_LINES, f"{script}: {function[:40]}"
 
 
 def test_a_script_stands_after_those_that_it_imports_from(tmp_path: Path) -> None:

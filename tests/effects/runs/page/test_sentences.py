@@ -93,8 +93,8 @@ def test_it_says_which_tier_blocks_come_from(
         [turn] = [
             turn.number
             for turn in turns
-            for one in turn.transition.reasons
-            if isinstance(one, Loading | Recomputing)
+            for reason in turn.transition.reasons
+            if isinstance(reason, Loading | Recomputing)
         ]
         shown(chromium, tmp_path, (config, turns))
         chromium.value(f"go({turn})")

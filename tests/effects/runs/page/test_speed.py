@@ -23,8 +23,8 @@ def long_run() -> Iterator[Turn]:
     config = EngineConfig(num_blocks=600, max_num_seqs=64, max_model_len=2048, depth=1)
     inbox: dict[int, list[Event]] = {}
     for n in range(200):
-        prompt, most = 10 + n * 37 % 900, 20 + n * 91 % 300
-        inbox.setdefault(n * 8, []).append(requested(f"r{n}", prompt, most, n % 7))
+        prompt, max_tokens = 10 + n * 37 % 900, 20 + n * 91 % 300
+        inbox.setdefault(n * 8, []).append(requested(f"r{n}", prompt, max_tokens, n % 7))
     turns = turns_of(config, inbox, 2000)
     assert not turns[-1].transition.state.requests
     turns += [turns[-1]] * (2000 - len(turns))
