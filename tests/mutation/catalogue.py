@@ -46,9 +46,14 @@ KINDS: Final = {
 LEFT_OUT: Final = {
     "__init__.py": "names and when they are imported, in each folder",
     "__main__.py": "starts the command line",
+    "extras.py": "one text",
     "policy.py": "names of another file",
+    "routing/state.py": "records alone",
+    "speculate/proposer.py": "a protocol",
     "values/pmap.py": "one import",
     "values/record.py": "a faster attrs.evolve",
+    "values/texts.py": "one line, of words for people",
+    "values/thresholds.py": "constants",
     "version.py": "one constant",
 }
 
