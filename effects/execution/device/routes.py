@@ -1,15 +1,22 @@
-"""Which kernel serves what on a device: the one chooser, a table decided by measurement.
+"""Which kernels serve a step on a device, as far as that depends on the model, the device
+and the sizes of the step: a table decided by measurement.
 
 Layers that keep the same of the same tokens are a group, and each group has a route: by
-its kind of attention, its heads, its window, and what its cache holds. Tilings are
-constants beside their kernels, found by one function each: `decode_tune` and
-`prefill_tune` (kernels/attention_tunes.py), `latent_tune` (mla_tunes.py), `tune_of`
-(experts_tunes.py, linear_tunes.py).
+its kind of attention, its heads, its window, and what its cache holds. Decode rows always
+use Triton's kernels: in blocks of 64, flash-attn took 1.02 to 2.6 times as long at
+batches of 32 to 256 (H200, 2026-11-20). Prefill chunks use flash-attn from some length
+on, and products of gate and up use quack, where these packages are installed and support
+the model.
 
-Decode rows always use Triton's kernels: in blocks of 64, flash-attn took 1.02 to 2.6
-times as long at batches of 32 to 256 (H200, 2026-11-20). Prefill chunks use flash-attn
-from some length on, and products of gate and up use quack, where these packages are
-installed and support the model.
+`Routes` is not the only chooser. What depends on one product or one launch is chosen
+there, from the tensors:
+
+    a matrix product      products.py finds the module of its scheme and device; that
+                          chooses its own kernel or a library by tokens and sizes
+                          (fused_linear.py, quantized_linear.py, experts.py), with the
+                          tiling, in linear_tunes.py, quantized_tunes.py, experts_tunes.py
+    a launch of attention its tiling, in attention_tunes.py and mla_tunes.py
+    a sum over ranks      peer memory or NCCL, by its bytes (ranks/peer_ranks.py)
 """
 
 from typing import Final
