@@ -42,7 +42,7 @@ def _dequantize(
     tl.store(out + target_offsets, x.to(dtype), mask=mask)
 
 
-# Chunks may begin anywhere among a step's.
+# `rows` and `starts` are slices of a step's, so their pointers may be unaligned.
 @triton.jit(do_not_specialize_on_alignment=["rows", "starts"])
 def _dequantize_contexts(
     keys,
@@ -74,24 +74,24 @@ def _dequantize_contexts(
     chunk = tl.load(chunks + place)
     if chunk < 0:
         return
-    index = place - tl.load(firsts + chunk)
+    context_block = place - tl.load(firsts + chunk)
     if window > 0:
-        # The first query's window: no later query reads before it.
+        # No query of the chunk reads before the window of its first one.
         first_visible = tl.load(starts + chunk) - window + 1
-        if ((index + 1) * block_size <= first_visible) & (
-            index * block_size >= sink_tokens
+        if ((context_block + 1) * block_size <= first_visible) & (
+            context_block * block_size >= sink_tokens
         ):
             return
     row = tl.load(rows + chunk).to(tl.int64)
-    block = tl.load(table + row * table_row + index).to(tl.int64)
+    block = tl.load(table + row * table_row + context_block).to(tl.int64)
     tokens = tl.arange(0, block_pad)
     dims = tl.arange(0, dim_pad)
     mask = (tokens < block_size)[:, None] & (dims < dim)[None, :]
     source_offsets = block * stride_block + head * stride_head
     source_offsets = source_offsets + tokens[:, None] * stride_token + dims[None, :]
     scale_index = (block * block_size + tokens % block_size) * kv_heads + head
-    copied = (place.to(tl.int64) * block_size + tokens) * kv_heads + head
-    target_offsets = copied[:, None] * dim + dims[None, :]
+    target_index = (place.to(tl.int64) * block_size + tokens) * kv_heads + head
+    target_offsets = target_index[:, None] * dim + dims[None, :]
     dtype: tl.constexpr = out_keys.dtype.element_ty
     _dequantize(
         keys, k_scales, out_keys, source_offsets, scale_index, target_offsets, mask, dtype

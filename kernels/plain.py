@@ -218,11 +218,11 @@ def accept_drafts(
     positions: Tensor,
     accepted: Tensor,
 ) -> None:
-    """Which rows' drafts equal the sampled tokens; see verify_drafts.py."""
+    """Write which rows accept draft number `place`; see verify_drafts.py."""
     accepts = (owners == before) & (owners != state.scratch)
     accepts &= state.last.index_select(0, owners) == drafts
     next_rows.copy_(torch.where(accepts, owners, state.scratch))
-    ahead = state.next.index_select(0, owners)
-    positions.copy_(torch.where(accepts, ahead, 0) + 1)
+    last_positions = state.next.index_select(0, owners)
+    positions.copy_(torch.where(accepts, last_positions, 0) + 1)
     old_accepted = accepted if place else torch.zeros_like(accepted)
     accepted.copy_(torch.where(accepts, place + 1, old_accepted))

@@ -163,12 +163,14 @@ def _common_prefix(bounds):
 
 
 @triton.jit
-def edges_of(params, candidates, sure, min_p_mass, vocab, width, tile: tl.constexpr):
-    """The depth up to which tokens are kept, and the last id exactly at it; and the list
-    itself, or all ids if the guess was wrong.
+def find_edges(
+    params, candidates, sure_mass, min_p_mass, vocab, list_capacity, tile: tl.constexpr
+):
+    """The depth up to which tokens are kept, and the last id exactly at it; and the
+    candidates: the given list, or all ids if its bound was too low.
 
-    `sure` is the mass of surely kept tokens, `min_p_mass` that of all that min-p keeps,
-    if not all are listed.
+    `sure_mass` is the mass of surely kept tokens, `min_p_mass` that of all that min-p
+    keeps. Both are read only if the list does not have all candidates.
     """
     max_id = tl.full([], 0xFFFFFFFF, tl.uint32)
     infinite = tl.full([], float("inf"), tl.float32)
@@ -177,35 +179,35 @@ def edges_of(params, candidates, sure, min_p_mass, vocab, width, tile: tl.conste
         if (candidates.bounds.lowered > 0) & (candidates.size < params.top_k):
             candidates = all_candidates(candidates, vocab)
         key, _ = _quantile(candidates, edges, params.top_k, BY_TOKENS, tile)
-        # Fewer than k: all.
+        # If there are fewer than k tokens, all are kept.
         edge = tl.minimum(key, INFINITY_BITS).to(tl.float32, bitcast=True)
         edges = Edges(edge, max_id, infinite, infinite, max_id)
     edge = tl.minimum(edges.depth, params.deepest)
     edges = Edges(edge, max_id, infinite, infinite, max_id)
     if params.top_p < 1:
-        near = candidates
+        searched = candidates
         target = _target_mass(params, candidates, edges, min_p_mass, tile)
         if is_whole(params, candidates.bounds) == 0:
             masses = _masses(candidates, edge, LONG_LIST_TILES * tile)
-            target -= sure
+            target -= sure_mass
             short = (tl.sum(masses, 0) < target) & (candidates.bounds.lowered > 0)
-            if (target <= 0) | short | (2 * candidates.size > width):
+            if (target <= 0) | short | (2 * candidates.size > list_capacity):
                 candidates = all_candidates(candidates, vocab)
-                near = candidates
+                searched = candidates
                 target = _target_mass(params, candidates, edges, min_p_mass, tile)
             else:
                 bins = tl.arange(0, BINS)
-                before = (tl.cumsum(masses, 0) < target).to(tl.int32)
-                bin_index = tl.minimum(tl.sum(before, 0), BINS - 1)
+                is_before = (tl.cumsum(masses, 0) < target).to(tl.int32)
+                bin_index = tl.minimum(tl.sum(is_before, 0), BINS - 1)
                 target -= tl.sum(tl.where(bins < bin_index, masses, 0), 0)
-                near = _select_bin(candidates, bin_index, LONG_LIST_TILES * tile)
-        key, before = _quantile(near, edges, target, BY_MASS, tile)
+                searched = _select_bin(candidates, bin_index, LONG_LIST_TILES * tile)
+        key, mass_before = _quantile(searched, edges, target, BY_MASS, tile)
         edge = tl.minimum(key, INFINITY_BITS).to(tl.float32, bitcast=True)
         share = tl.maximum((tl.exp(-edge) * MASS_UNITS).to(tl.int64), 1)
-        needed = (target - before + share - 1) // share
+        needed = (target - mass_before + share - 1) // share
         edges = Edges(edge, max_id, infinite, infinite, max_id)
-        if needed < _ties(near, edge, tile):
-            last, _ = _quantile(near, edges, needed, BY_ID, tile)
+        if needed < _ties(searched, edge, tile):
+            last, _ = _quantile(searched, edges, needed, BY_ID, tile)
             edges = Edges(edge, last, infinite, infinite, max_id)
     return edges, candidates
 

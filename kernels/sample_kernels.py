@@ -38,7 +38,7 @@ from minfer.kernels.quantiles import (
     CandidateList,
     Edges,
     all_candidates,
-    edges_of,
+    find_edges,
     is_kept,
     load_candidates,
     typical_of,
@@ -401,7 +401,7 @@ def finish(
         candidates = CandidateList(
             line, lists + row * width, size, a_list, row_bounds, params.temperature
         )
-        edges, candidates = edges_of(
+        edges, candidates = find_edges(
             params, candidates, sure, min_p_mass, vocab, width, tile
         )
         edges = Edges(edges.depth, edges.last, none, infinite, max_id)

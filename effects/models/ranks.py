@@ -90,7 +90,7 @@ class RankInfo:
         return range(count * self.stage // stages, count * (self.stage + 1) // stages)
 
     def share(self, size: int, label: str) -> int:
-        """Returns this rank's part of a size that tensor parallel ranks divide. Raises
+        """Returns `size` divided by the number of tensor parallel ranks. Raises
         `UnsupportedModelError` where they cannot; `label` says what it is.
         """
         ranks = self.parallel.tensor

@@ -195,10 +195,10 @@ def _solve(design: Any, took: Any) -> Any:
     )
 
 
-def write_cost(path: Path, model: CostModel, origin: dict[str, Any]) -> None:
+def write_cost(path: Path, model: CostModel, details: dict[str, Any]) -> None:
     """Store a cost model as JSON, with its origin."""
     path.write_text(
-        json.dumps({"model": dump(model), "about": origin}, indent=1) + "\n", "utf-8"
+        json.dumps({"model": dump(model), "about": details}, indent=1) + "\n", "utf-8"
     )
 
 

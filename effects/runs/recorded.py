@@ -25,7 +25,7 @@ def latest(path: Path) -> RunFiles:
 
 
 def latest_of(path: Path, runs: Sequence[RunFiles]) -> RunFiles:
-    """The latest of all runs; prints which that is, if there are others."""
+    """The last of `runs`; if there are others, prints which it is."""
     *earlier, last = runs
     if earlier:
         which = f"the latest of its {1 + len(earlier)} runs, {last.name}"

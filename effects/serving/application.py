@@ -213,12 +213,12 @@ class Application:
         if cancel and is_cross_origin(request.scope):
             raise ApiError("a page of another address may not do this", status=403)
         query = RequestQuery(name, key_name(request.scope), cancel)
-        failure = await self.lookup.find(query)
-        if failure is None:
+        record = await self.lookup.find(query)
+        if record is None:
             message = f"nothing is known of a request {name[:MAX_ID_CHARS]!r}"
             remembered = f"the last {MAX_ENDED_ANSWERS} are remembered"
             raise ApiError(f"{message}; {remembered}", "id", "request_not_found", 404)
-        return JSONResponse(failure)
+        return JSONResponse(record)
 
     async def _reset(self, request: Request) -> Response:
         if is_cross_origin(request.scope):

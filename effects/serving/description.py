@@ -212,7 +212,9 @@ def _operation(endpoint: Endpoint | QueryEndpoint) -> JsonObject:
     answer: JsonObject = {"application/json": {"schema": {"type": "object"}}}
     streams = isinstance(endpoint, Endpoint) and endpoint.streams
     if streams:
-        answer["text/event-stream"] = {}  # a schema could be one of its events only
+        answer[
+            "text/event-stream"
+        ] = {}  # no schema: it could describe a single event only
     return {
         "summary": endpoint.summary,
         "requestBody": {

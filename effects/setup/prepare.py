@@ -165,12 +165,12 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
     )
 
 
-def prepare_elsewhere(
+def prepare_as_decided(
     args: EngineArgs, device: str, num_blocks: int, max_model_len: int | None = None
 ) -> Setup:
-    """Returns the setup of an engine that another process has prepared, on a device of
-    the type `device`, with `num_blocks` KV blocks, and a context of `max_model_len`
-    tokens, if that process decided it. Raises as `prepare`.
+    """Returns the same setup that another process has prepared, without a look at this
+    machine's devices: `device` (its type), `num_blocks` and, if given, `max_model_len`
+    are what that process decided. Raises as `prepare`.
     """
     decided_args = evolve(
         args,

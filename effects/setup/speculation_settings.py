@@ -163,7 +163,7 @@ def speculative_config(setting: Any) -> SpeculativeConfig | None:
         raise ConfigError(
             f"{_SETTING} must be a mapping of its keys, not {setting!r:.80}"
         )
-    keys = [key.name for key in fields(SpeculativeConfig)]
+    keys = [attribute.name for attribute in fields(SpeculativeConfig)]
     for name in setting:
         if name not in keys:
             suggestion = nearest(str(name), keys)

@@ -166,8 +166,8 @@ def _sentencepiece(metadata: GgufMetadata, vocabulary: _Vocabulary) -> Backend:
             f"{metadata.file.path}: metadata {key} = True is not supported; give the "
             f"Hugging Face checkpoint that the file was made from"
         )
-    blanks = {"String": " "}
-    replace = {"type": "Replace", "pattern": blanks, "content": _BLANK}
+    space_pattern = {"String": " "}
+    replace = {"type": "Replace", "pattern": space_pattern, "content": _BLANK}
     prepend: list[State] = []
     strip: list[State] = []
     if metadata.flag(f"{_PREFIX}add_space_prefix", default=True):

@@ -60,7 +60,7 @@ def read_message(message: Mapping[str, Any]) -> Message:
 
 
 def join_lines(message: Message, takes_lists: Callable[[str], bool]) -> Message:
-    """A message whose content is one text if the template reads no lists of them."""
+    """A message; a list of texts becomes one text if the template reads no lists."""
     content = message.get("content")
     if not isinstance(content, list | tuple) or not all(map(_is_text, content)):
         return message

@@ -58,7 +58,7 @@ class RemovedError(ValueError):
 @cache
 def name_of(cls: type) -> str:
     """The name of a record's class in journals."""
-    names = (name for name, renamed in CLASSES.items() if renamed is cls)
+    names = (name for name, record_class in CLASSES.items() if record_class is cls)
     return next(names, cls.__name__)
 
 

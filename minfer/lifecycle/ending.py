@@ -37,10 +37,10 @@ class EndingSample:
 
 
 def ending_sample(
-    run: Running, i: int, cause: Cause, reason: str, error: str = ""
+    running: Running, i: int, cause: Cause, reason: str, error: str = ""
 ) -> EndingSample:
     """The running sample at `i`, to be ended with all its known tokens."""
-    return EndingSample(run.seqs[i], run.known[i], cause, reason, error, i)
+    return EndingSample(running.seqs[i], running.known[i], cause, reason, error, i)
 
 
 def end_samples(

@@ -60,9 +60,9 @@ def publish_blocks(
     """Publish full blocks of running sequences: position -> the number of blocks with KV.
 
     If another sequence computed the same content at the same time and it is cached
-    already, the block stays private until its sequence leaves, as do the blocks after it:
-    admission reserved blocks for the sequence's own table, not for holding the twin as
-    well. Where the number is `RELEASE`, blocks behind windows are released alone.
+    already, the block and those after it stay private until the sequence leaves: it does
+    not switch to the cached twin, as admission reserved only its own blocks. If the
+    number is `RELEASE`, nothing is published; only blocks behind windows are released.
     """
     chains = state.running.chains
     upto = {

@@ -24,7 +24,7 @@ def admit_from_queue(builder: StepBuilder) -> None:
     """Admit sequences one by one, and record why the next one is not admitted."""
     deferred = set[str]()  # clients that the policy defers for now
     while builder.state.waiting:
-        if _policy_delays(builder):
+        if _delay_by_policy(builder):
             break
         seq = _next_admissible(builder, deferred)
         if seq is None:
@@ -148,18 +148,18 @@ def _add_to_step(
     builder.room -= row_cost(builder.config, seq.request, share)
 
 
-def _policy_delays(builder: StepBuilder) -> bool:
-    """Whether the policy wants the head of the queue to wait; if so until a time,
-    requests a wake-up at that time.
+def _delay_by_policy(builder: StepBuilder) -> bool:
+    """Whether the policy makes the head of the queue wait; if it names a time, requests
+    a wake-up for it.
     """
     state = builder.state
     first = state.waiting.first()
-    # a later round of a search that the policy has admitted
+    # It continues a request (beam search) that the policy has admitted.
     if first.request.continues:
         return False
-    now = _load(builder)
-    start, builder.state = consult.admit_from(builder.config, state, now)
-    if start <= state.time or not (now.running or start < inf):
+    load = _load(builder)
+    start, builder.state = consult.admit_from(builder.config, state, load)
+    if start <= state.time or not (load.running or start < inf):
         return False
     if start < inf:
         builder.wakes = (WakeAt(start),)

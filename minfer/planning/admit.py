@@ -252,11 +252,11 @@ def _sibling_tail(
 
 def _block_pages(config: EngineConfig, tables: Tables, block: int) -> Pages:
     """The pages of one block of a sequence in all groups."""
-    tables_of_groups = zip(tables, config.groups, strict=True)
+    tables_and_groups = zip(tables, config.groups, strict=True)
     return flattened(
         [
             table[block * group.pages : (block + 1) * group.pages]
-            for table, group in tables_of_groups
+            for table, group in tables_and_groups
         ]
     )
 

@@ -39,7 +39,7 @@ def check_queue(
     order.
     """
     config, after = books.config, turn.state
-    _check_ranks(before, after)
+    _check_order_is_kept(before, after)
     _check_shortage(before, after, planning)
     _check_order(config, before, after, planning)
     _check_waits(config, turn)
@@ -90,10 +90,8 @@ def _check_left_out(books: Books, after: EngineState, planning: Planning) -> Non
             planning.starved.append(account.id)
 
 
-def _check_ranks(before: EngineState, after: EngineState) -> None:
-    """Check that no sample lost its place by preemption or restart; it may only get
-    better.
-    """
+def _check_order_is_kept(before: EngineState, after: EngineState) -> None:
+    """Check that preemption and restart never make a sample's rank worse."""
     places = {seq.place[1:]: seq.place for seq in (*before.waiting, *before.running.seqs)}
     for seq in (*after.waiting, *after.running.seqs):
         keeps_rank = seq.place <= places.get(seq.place[1:], seq.place)

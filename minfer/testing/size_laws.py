@@ -25,9 +25,9 @@ def size_limits(
     config: EngineConfig, before: EngineState, after: EngineState
 ) -> dict[str, int]:
     """The most entries that each collection of the state after a turn may have."""
-    blocks, waiting = after.blocks, len(after.waiting)
-    samples, rows = waiting + len(after.running), config.max_num_seqs
-    host = config.host.pages if config.host is not None else 0
+    blocks, num_waiting = after.blocks, len(after.waiting)
+    num_samples, rows = num_waiting + len(after.running), config.max_num_seqs
+    host_pages = config.host.pages if config.host is not None else 0
     max_keys = (
         config.external_store.max_known_keys if config.external_store is not None else 0
     )
@@ -41,20 +41,20 @@ def size_limits(
             len(transfer.held_leaves) for transfer in after.tiers.transfers
         ),
         "free_rows": rows,
-        "waiting.buckets": waiting,
-        "waiting.counts": waiting,
+        "waiting.buckets": num_waiting,
+        "waiting.counts": num_waiting,
         **{f"running.{name}": rows for name in COLUMNS},
         "stops": _stop_ids(before, after),
-        "requests": samples,
+        "requests": num_samples,
         "inflight": config.depth,
         "fences": config.num_blocks,
-        "faults": samples,
-        "paused": samples,
-        "drafting.proposals": samples,
-        "drafting.learnt": samples,
-        "deferred_clients": max(len(before.deferred_clients), waiting),
+        "faults": num_samples,
+        "paused": num_samples,
+        "drafting.proposals": num_samples,
+        "drafting.learnt": num_samples,
+        "deferred_clients": max(len(before.deferred_clients), num_waiting),
         "overrides": 0,
-        "tiers.transfers": 2 * config.num_blocks + host,
+        "tiers.transfers": 2 * config.num_blocks + host_pages,
         "tiers.host_queue.runs": len(after.tiers.host_queue),  # none is empty
         "tiers.external_queue.runs": len(after.tiers.external_queue),
         "tiers.external_keys.young": max_keys // 2,
@@ -63,7 +63,7 @@ def size_limits(
         "tiers.push_keys.old": max_keys // 2,
         **{
             f"policy.{name}": limit
-            for name, limit in policy_limits(after, samples).items()
+            for name, limit in policy_limits(after, num_samples).items()
         },
     }
 

@@ -1515,7 +1515,7 @@ ESCAPED: Final = (
         "held, and never looked at again",
         _LET,
         "planning/admission.py",
-        "_policy_delays",
+        "_delay_by_policy",
         "state = builder.state",
         "state = builder.state\n"
         "if state.blocked and state.blocked.cause == 'blocks' and len(state.running):\n"

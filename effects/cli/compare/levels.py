@@ -41,14 +41,12 @@ def levels_of(names: Sequence[str], args: EngineArgs) -> tuple[Level, ...]:
 
 
 def _settings(name: str) -> Mapping[str, Any]:
-    """Returns the settings of a level that differ from those of all. Raises
-    ConfigError.
-    """
+    """Returns the settings that a level changes. Raises ConfigError."""
     if name == AS_STORED:
         return {}
-    dtype = DTYPES.get(_DTYPE_ALIASES.get(name, name))
-    if dtype is not None:
-        return {"dtype": dtype}
+    dtype_name = DTYPES.get(_DTYPE_ALIASES.get(name, name))
+    if dtype_name is not None:
+        return {"dtype": dtype_name}
     if name in LEVELS:
         return {_QUANTIZATION: name}
     if name.startswith(KV) and name.removeprefix(KV) in KV_CACHE_DTYPES:

@@ -148,14 +148,14 @@ def _tensors(tree: object) -> Iterator[Tensor | torch.ScriptObject]:
 # --- speed ------------------------------------------------------------------------------
 
 
-def _speed(llm: LLM, text: TextWindows, load: MeasuredLoad, batch: int) -> Speed:
+def _speed(llm: LLM, windows: TextWindows, load: MeasuredLoad, batch: int) -> Speed:
     """Returns the speed of a batch: medians of several runs."""
     params = SamplingParams(temperature=0, max_tokens=load.output, ignore_eos=True)
-    draw, ids = random.Random(load.seed), text.ids  # noqa: S311 - no secrets
+    rng, text_tokens = random.Random(load.seed), windows.ids  # noqa: S311 - no secrets
     outputs: list[RequestOutput] = []
     seconds: list[float] = []
     for run in range(RUNS_PER_BATCH + 1):
-        prompts = [draw.choices(ids, k=load.prompt) for _ in range(batch)]
+        prompts = [rng.choices(text_tokens, k=load.prompt) for _ in range(batch)]
         begin = time.perf_counter()
         generated = llm.generate(prompts, params, use_tqdm=False)
         end = time.perf_counter()

@@ -102,24 +102,25 @@ class Assignment(Generic[Item]):
 
 
 class Dispatcher(Generic[Item]):
-    """The requests that wait for a replica of `router`, or, while none of these takes
-    requests, of `spare`.
+    """The requests that wait for a replica: for one of `router`, and while none of these
+    takes requests, for one of `fallback_router`.
 
-    `deliver` gets those that are assigned, all of one call together. `refuse` gets one
-    for which there is no replica, and which waits no more; without it, it waits.
+    `on_assigned` gets the requests that are assigned, all of one call together. If there
+    is no replica, `on_refused` gets the request, which is then removed; without
+    `on_refused` the request waits.
     """
 
     def __init__(
         self,
         router: RecordedRouter,
-        deliver: Callable[[Sequence[Assignment[Item]]], None],
-        refuse: Callable[[Item], None] | None = None,
-        spare: RecordedRouter | None = None,
+        on_assigned: Callable[[Sequence[Assignment[Item]]], None],
+        on_refused: Callable[[Item], None] | None = None,
+        fallback_router: RecordedRouter | None = None,
     ) -> None:
         self.router = router
-        self.routers = [router] if spare is None else [router, spare]
-        self._deliver = deliver
-        self._refuse = refuse
+        self.routers = [router] if fallback_router is None else [router, fallback_router]
+        self._deliver = on_assigned
+        self._refuse = on_refused
         self._waiting: dict[str, Waiting[Item]] = {}  # by id
         self._queues: dict[str, TenantQueue[Item]] = {}  # by tenant, none of them empty
 

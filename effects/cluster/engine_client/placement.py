@@ -99,7 +99,7 @@ class Placement:
             deliver = partial(prefill.deliver, replicas, self.sender.send)
         self.dispatcher = None
         if router is not None:
-            self.dispatcher = Dispatcher(router, deliver, spare=spare)
+            self.dispatcher = Dispatcher(router, deliver, fallback_router=spare)
 
     def submit(self, request_states: Iterable[ApiServerRequest]) -> None:
         """Send requests that are on no replica to replicas, those of one replica

@@ -54,7 +54,9 @@ class KVCache:
     ropes: Mapping[Rope, Tensor]
     step: list[Any] = Factory(list)  # the last batch, its reads, and cosines and sines
 
-    def mix(self, batch: Batch, index: int, qkv: Tensor, heads: HeadWeights) -> Tensor:
+    def rotate_and_attend(
+        self, batch: Batch, index: int, qkv: Tensor, heads: HeadWeights
+    ) -> Tensor:
         """Norm and rotate heads, then `attend`; see `PagedCache`."""
         gqa = heads_of(self.spec, index)
         by_head = qkv.view(qkv.shape[0], -1, gqa.head_dim)

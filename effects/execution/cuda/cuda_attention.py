@@ -115,7 +115,9 @@ class CudaCache:
         groups = tuple(kinds.index(layer.attention) for layer in spec.layers)
         return cls(spec, layout, data, scales, layers, of_layers, groups, ropes)
 
-    def mix(self, batch: Batch, index: int, qkv: Tensor, heads: HeadWeights) -> Tensor:
+    def rotate_and_attend(
+        self, batch: Batch, index: int, qkv: Tensor, heads: HeadWeights
+    ) -> Tensor:
         """Norm and rotate heads, write keys and values, attend; see `PagedCache` in
         models/architecture/cache.py.
         """
@@ -150,7 +152,7 @@ class CudaCache:
         table = self.layout.places[index].table
         rope, splits = self.ropes[mla.rope], batch.splits_of(self.groups[index])
         layer = LatentLayer(mla, cache, table, rope, weights, splits)
-        return layer.mix(batch, query, latent)
+        return layer.rotate_and_attend(batch, query, latent)
 
     def attend(
         self, batch: Batch, index: int, qkv: Tensor, scale: float | None = None

@@ -38,22 +38,22 @@ class LatentLayer:
     weights: LatentWeights
     splits: int  # of the contexts of decode rows
 
-    def mix(self, batch: Batch, query: Tensor, latent: Tensor) -> Tensor:
+    def rotate_and_attend(self, batch: Batch, query: Tensor, latent: Tensor) -> Tensor:
         """Norm and rotate, write latents, and attend; see `PagedCache.mix_latent`."""
         by_head = query.view(len(query), self.mla.heads, self.mla.query_dim)
         if batch.chunks is None or batch.chunks.expanded is None:
             absorbed = self._absorb(by_head)
             self._write(batch, latent, by_head, absorbed[..., self.mla.rank :])
             return self._values(self._attend(batch, absorbed)).flatten(1)
-        rotated = by_head[..., self.mla.plain_dim :]
-        self._write(batch, latent, by_head, rotated)
+        rope_part = by_head[..., self.mla.plain_dim :]
+        self._write(batch, latent, by_head, rope_part)
         decode_inputs = len(batch.rows)
         out = query.new_empty(len(query), self.mla.heads, self.mla.value_dim)
         if decode_inputs:
             absorbed = self._absorb(by_head[:decode_inputs])
-            absorbed[..., self.mla.rank :].copy_(rotated[:decode_inputs])
-            mixed = self._attend(batch, absorbed, chunks=False)
-            out[:decode_inputs] = self._values(mixed)
+            absorbed[..., self.mla.rank :].copy_(rope_part[:decode_inputs])
+            attended_latents = self._attend(batch, absorbed, chunks=False)
+            out[:decode_inputs] = self._values(attended_latents)
         self._expand(
             batch.chunks.expanded,
             by_head[decode_inputs:],

@@ -85,17 +85,19 @@ def words_of(sampling: RowSampling, vocab: int) -> Words:
     return np.concatenate([word.view(np.int32) for word in words])
 
 
-def _sizes(count: int, pages: int, streams: Sequence[str]) -> dict[str, int]:
-    """Returns the words of each of the arena's columns, for `count` rows, each with
-    tables of `pages` pages.
+def _sizes(
+    count: int, table_words_per_row: int, noise_columns: Sequence[str]
+) -> dict[str, int]:
+    """Returns the size in words of each column of the arena, for `count` rows, the
+    scratch row included.
     """
     sizes = {
-        **dict.fromkeys(streams, 2 * count),
+        **dict.fromkeys(noise_columns, 2 * count),
         "last": count,
         "previous": count,
         "next": count,
         **dict.fromkeys(ROW_FIELDS, count),
-        "table": count * pages,
+        "table": count * table_words_per_row,
         "batch": 2 * count + 64,  # with room for padding
         "sampling_split": 2 * aligned(2 * count + 64),
     }

@@ -198,8 +198,8 @@ def write_masks(draws: DeferredDraws, vocab: int, out: Bits) -> int:
     lines[:, size - 1] &= 0xFF >> -vocab % 8
     largest = out[:count].view(np.uint32).max(axis=1)  # ten times as fast as `any`
     if not largest.all():
-        owner = draws.draw.owners[int(largest.argmin())]
-        raise MaskError(f"a mask allows no token for request {names_of([owner])}")
+        opened_for = draws.draw.owners[int(largest.argmin())]
+        raise MaskError(f"a mask allows no token for request {names_of([opened_for])}")
     return count
 
 

@@ -89,11 +89,11 @@ class DummyRunner:
         return lambda: self.replay(shape)
 
     def replay(self, shape: StepShape) -> None:
-        """Run the graph of a shape, whose inputs are those of a dummy step before it."""
+        """Replay the graph of a shape; its inputs are left from an earlier dummy step."""
         self._announce(Replay(shape))
-        runner, rows = self.runner, self.runner.rows
-        rows.batch.fill_(rows.scratch)
-        rows.sampling_split.fill_(rows.scratch)
+        runner, device_rows = self.runner, self.runner.rows
+        device_rows.batch.fill_(device_rows.scratch)
+        device_rows.sampling_split.fill_(device_rows.scratch)
         if (graph := runner.captures.graphs.get(shape)) is None:  # on this rank
             self._dummy_step(shape)
         else:

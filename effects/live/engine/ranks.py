@@ -46,7 +46,7 @@ from minfer.effects.execution.tiers.peers.peer_plan import plan_from, plan_to
 from minfer.effects.live.engine.open_rank import open_rank, open_store
 from minfer.effects.models.ranks import Communicator, RankInfo
 from minfer.effects.setup.engine_args import EngineArgs
-from minfer.effects.setup.prepare import Setup, prepare_elsewhere
+from minfer.effects.setup.prepare import Setup, prepare_as_decided
 from minfer.effects.setup.visible_gpus import VISIBLE_VARIABLE, visible_gpus
 from minfer.version import __version__
 
@@ -215,7 +215,7 @@ def setup_from_settings(settings: Mapping[str, Any]) -> Setup:
     }
     if args["kv_peers"] is not None:
         args["kv_peers"] = plan_from(args["kv_peers"])
-    return prepare_elsewhere(EngineArgs(**args), settings[DEVICE], settings[BLOCKS])
+    return prepare_as_decided(EngineArgs(**args), settings[DEVICE], settings[BLOCKS])
 
 
 def environments(setup: Setup, count: int) -> list[Mapping[str, str]]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 class PagedCache(Protocol):
     """Keys and values of all layers in blocks."""
 
-    def mix(
+    def rotate_and_attend(
         self,
         batch: "Batch",
         index: int,

@@ -313,7 +313,7 @@ def attend_gqa(
     tokens `keep`, or of all.
     """
     qkv = norm_linear(hidden, weights.norm, weights.qkv)
-    attended = step.cache.mix(step.batch, index, qkv, weights.heads)
+    attended = step.cache.rotate_and_attend(step.batch, index, qkv, weights.heads)
     if keep is not None:
         # Of the other tokens, only keys and values are needed.
         hidden, attended = hidden.index_select(0, keep), attended.index_select(0, keep)

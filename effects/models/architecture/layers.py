@@ -50,7 +50,7 @@ from minfer.effects.models.architecture.moe import (
     moe_parts,
     read_moe,
 )
-from minfer.effects.models.architecture.products import prepared
+from minfer.effects.models.architecture.products import in_kernel_layout
 from minfer.effects.models.architecture.quantization import PLAIN_FORM, CheckpointForm
 from minfer.effects.models.architecture.rope_scaling import FULL, parse_ropes
 from minfer.effects.models.config_reader import ConfigReader
@@ -167,13 +167,13 @@ def _feed_forwards(
     return [sparse if i not in dense or plain is None else plain for i in range(layers)]
 
 
-def _dense_layers(reader: ConfigReader, key: str, layers: int) -> set[int]:
+def _dense_layers(reader: ConfigReader, key: str, num_layers: int) -> set[int]:
     """Returns the layers that a list calls dense, the others being sparse. Raises
     `ModelConfigError`.
     """
     kinds = reader.config[key]
-    if not isinstance(kinds, list) or len(kinds) != layers:
-        raise reader.error(key, f"null or a list of num_hidden_layers = {layers}")
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        raise reader.error(key, f"null or a list of num_hidden_layers = {num_layers}")
     if any(kind not in ("dense", "sparse") for kind in kinds):
         raise reader.error(key, "a list of 'dense' and 'sparse'")
     return {i for i, kind in enumerate(kinds) if kind == "dense"}
@@ -224,7 +224,7 @@ def finish_layer(weights: LayerWeights, dtype: str) -> LayerWeights:
 def _finished(node: Any, dtype: str) -> Any:
     """Returns a part of a layer's weights, finished."""
     if isinstance(node, Linear):
-        return prepared(node)
+        return in_kernel_layout(node)
     if not has(type(node)) or isinstance(node, Norm | ExpertRouter):
         return node
     if isinstance(node, LatentWeights):

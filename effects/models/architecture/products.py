@@ -124,8 +124,8 @@ def add_experts(
     kernels.add_experts(residual, x, experts, choice)
 
 
-def prepared(leaf: Linear) -> Linear:
-    """Returns a leaf that is filled, as its kernels store it."""
+def in_kernel_layout(leaf: Linear) -> Linear:
+    """Returns a leaf with loaded weights, in the layout of its kernels."""
     kernels = _kernels(leaf, experts=leaf.weight.dim() == 3)
     prepare = getattr(kernels, "prepare", None)
     return leaf if prepare is None else prepare(leaf)

@@ -151,7 +151,7 @@ def parse_rope(reader: ConfigReader, *, partial: bool = False) -> tuple[Rope, in
     # As in transformers: the outer one has priority.
     lengths = rope if reader.is_absent("original_max_position_embeddings") else reader
     original = lengths.size("original_max_position_embeddings", context)
-    share = _partial(rope, reader)
+    share = _rotated_share(rope, reader)
     if share != 1 and not partial:
         raise _unknown(rope, f"partial_rotary_factor {share} is")
     if kind == "default":
@@ -186,12 +186,13 @@ def _check_keys(rope: ConfigReader, kind: object) -> None:
             )
 
 
-def _partial(rope: ConfigReader, reader: ConfigReader) -> float:
+def _rotated_share(rope: ConfigReader, reader: ConfigReader) -> float:
     """Returns the share of a head's dimensions that turn."""
     key = "partial_rotary_factor"
-    share = (rope if key in rope.config else reader).positive(key, 1.0)
+    source = rope if key in rope.config else reader
+    share = source.positive(key, 1.0)
     if share > 1:
-        raise reader.error(key, "at most 1")
+        raise source.error(key, "at most 1")
     return share
 
 
@@ -258,13 +259,17 @@ def _yarn(
 
 
 def softmax_factor(reader: ConfigReader) -> float:
-    """Returns what DeepSeek's yarn multiplies scores by, besides cosines and sines."""
-    rope = _rope_object(reader)
-    kind = rope.config.get("rope_type", rope.config.get("type", "default"))
-    if kind == "default" or not rope.config.get("mscale_all_dim"):
+    """Returns the factor of DeepSeek's yarn for attention scores; that for cosines and
+    sines is another one."""
+    rope_reader = _rope_object(reader)
+    kind = rope_reader.config.get("rope_type", rope_reader.config.get("type", "default"))
+    if kind == "default" or not rope_reader.config.get("mscale_all_dim"):
         return 1.0
-    mscale, factor = rope.positive("mscale_all_dim"), rope.positive("factor")
-    return (0.1 * mscale * math.log(factor) + 1.0) ** 2 if factor > 1 else 1.0
+    mscale_all_dim, factor = (
+        rope_reader.positive("mscale_all_dim"),
+        rope_reader.positive("factor"),
+    )
+    return (0.1 * mscale_all_dim * math.log(factor) + 1.0) ** 2 if factor > 1 else 1.0
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> "Tensor":

@@ -13,7 +13,7 @@ from typing import Any
 from attrs import evolve, frozen
 from torch import Tensor, nn
 
-from minfer.effects.models.architecture.products import linear, prepared
+from minfer.effects.models.architecture.products import in_kernel_layout, linear
 from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import empty_leaves, leaf_parts
@@ -115,7 +115,7 @@ def prepare_leaves(model: Any) -> None:
     """Store the leaves of a model, on its device, as their kernels do."""
     for module in model.modules():
         if isinstance(module, QuantizedLinear):
-            module.leaf = prepared(module.leaf)
+            module.leaf = in_kernel_layout(module.leaf)
 
 
 def without_rounding(leaf: Linear) -> Linear:

@@ -36,7 +36,7 @@ def reasoning_key(secret: str) -> bytes:
 
 
 def encrypt(key: bytes, text: str) -> str:
-    """A text that only `decrypt` with this key reads."""
+    """Returns `text` encrypted; `decrypt` with the same key returns it."""
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     nonce = secrets.token_bytes(_NONCE_BYTES)

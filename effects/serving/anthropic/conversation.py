@@ -188,7 +188,9 @@ class ConversationBody(StrictObject):
 
     @property
     def _tool_changes(self) -> dict[str, bool]:
-        """Whether tools that the messages name are offered after the last one."""
+        """Whether each tool that a message adds, removes or refers to is offered after
+        the last message.
+        """
         changes: dict[str, bool] = {}
         for message in self.messages:
             for block in blocks_of(message.content):

@@ -57,12 +57,12 @@ class InputWorker:
         return WorkerReply(answer=result)
 
 
-def _check_lengths(result: PreparedRequest, context: int, supported: int) -> None:
+def _check_lengths(result: PreparedRequest, context: int, model_max_len: int) -> None:
     """Raise TooLongError already here: a request that cannot run is not sent."""
     request = result.request
     longest = max((len(prompt.ids) for prompt in request.prompts), default=0)
-    output = request.pooled is None and request.params.max_tokens != 0
-    check_prompt(longest, context, supported, output=output)
+    has_output = request.pooled is None and request.params.max_tokens != 0
+    check_prompt(longest, context, model_max_len, output=has_output)
 
 
 def _make(facts: bytes) -> InputWorker:

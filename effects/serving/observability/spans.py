@@ -1,9 +1,9 @@
 """OpenTelemetry: one span for each answer, with the attributes of its conventions for
 generative models, under the span that the client names in `traceparent`.
 
-    answer begins ---> Began ---> it has ended: a span, from its record
-                                       |
-                             a thread of the SDK ---> --otlp-traces-endpoint
+    answer begins ---> StartedSpan ---> it has ended: a span, from its record
+                                             |
+                              a thread of the SDK ---> --otlp-traces-endpoint
 
 Spans are made when answers have ended, and have times and counts, never prompts. Without
 an endpoint, nothing of OpenTelemetry is imported: it is the extra `otel`.

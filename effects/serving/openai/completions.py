@@ -181,16 +181,17 @@ class _ChoiceFormat:
         return fields
 
     def _scores(
-        self, choice: int, echo: str | None, delta: CompletionOutput
+        self, choice: int, echoed_text: str | None, delta: CompletionOutput
     ) -> CompletionScores | None:
-        """Scores of the prompt, if it is echoed now, and of the tokens after it."""
+        """Log-probabilities of new tokens, and before them of the prompt if it is echoed
+        now."""
         prompt_logprobs = delta.prompt_logprobs
         echo_scores = None
-        if echo is not None and prompt_logprobs is not None and self._scored:
+        if echoed_text is not None and prompt_logprobs is not None and self._scored:
             ids = self._prompts[choice // self._samples].ids
             top = self._include.top_logprobs
             echo_scores = self._logprobs.echo_scores(
-                choice, echo, ids, prompt_logprobs, top
+                choice, echoed_text, ids, prompt_logprobs, top
             )
         output_scores = None
         if delta.logprobs:

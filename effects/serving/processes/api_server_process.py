@@ -51,7 +51,7 @@ from minfer.effects.serving.processes.server import (
 from minfer.effects.serving.request_parsing.answer_parsing import log_unknown_format
 from minfer.effects.serving.wire.shared_counts import SharedCounts
 from minfer.effects.setup.engine_args import EngineArgs
-from minfer.effects.setup.prepare import prepare_elsewhere
+from minfer.effects.setup.prepare import prepare_as_decided
 from minfer.routing.policies import routing_policy_named
 from minfer.routing.state import RouterConfig
 from minfer.values.checks import ConfigError
@@ -277,7 +277,7 @@ async def _open_application(
     while (facts := remote.ready) is None:
         await asyncio.sleep(POLL_SECONDS)
     setup = await asyncio.to_thread(
-        prepare_elsewhere,
+        prepare_as_decided,
         plan.args,
         facts.device,
         facts.num_blocks,

@@ -113,7 +113,7 @@ def json_value(schema: Any, root: Mapping[str, Any]) -> str:
 
 
 def listed_texts(schema: Any, root: Mapping[str, Any]) -> list[str] | None:
-    """The only texts that are allowed, if they are enumerated."""
+    """The strings of an `enum` or `const`; None if there is neither."""
     resolved = resolve(schema, root)
     if not isinstance(resolved, Mapping) or not resolved.keys() & {"enum", "const"}:
         return None

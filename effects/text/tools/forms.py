@@ -187,7 +187,7 @@ def _rules_of_calls_in_text(
     before: str,
 ) -> list[str]:
     """The rules of text in which a marker begins each call, or the group of all."""
-    leading = marks.leading(written.begins or written.call)
+    leading = marks.leading_marker(written.begins or written.call)
     if written.begins:
         unit, times = "calls", "?"
         written = evolve(written, begins=written.begins.removeprefix(leading))

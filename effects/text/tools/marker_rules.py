@@ -45,10 +45,10 @@ class MarkerRules:
         """A text as a part of a rule, with the name of a call in it."""
         return " ".join(self._part(piece) for piece in self._parts(text, name))
 
-    def leading(self, text: str) -> str:
-        """The marker that begins a text, up to its first token."""
+    def leading_marker(self, form_text: str) -> str:
+        """The longest marker at the beginning of a text, cut behind its first token."""
         candidates = [
-            candidate for candidate in self.markers if text.startswith(candidate)
+            candidate for candidate in self.markers if form_text.startswith(candidate)
         ]
         marker = max(candidates, key=len, default="")
         for piece in self._parts(marker, ""):

@@ -96,7 +96,7 @@ def test_without_a_replica_requests_wait_or_are_refused() -> None:
 def test_replicas_of_another_kind_serve_while_there_is_none() -> None:
     owner, spare = Owner(), RecordedRouter(SHARE, None)
     dispatcher = owner.dispatcher = Dispatcher[str](
-        RecordedRouter(SHARE, None), owner.take, spare=spare
+        RecordedRouter(SHARE, None), owner.take, fallback_router=spare
     )
     dispatcher.submit([waiting("1")])
     assert not owner.batches

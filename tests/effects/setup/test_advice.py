@@ -10,7 +10,7 @@ import pytest
 from minfer.effects.models.json_files import CorruptFileError
 from minfer.effects.setup.advice import NOT_APPLIED, recommended_params, unapplied_fields
 from minfer.effects.setup.engine_args import EngineArgs
-from minfer.effects.setup.prepare import prepare, prepare_elsewhere
+from minfer.effects.setup.prepare import prepare, prepare_as_decided
 from minfer.sampling.params import ADVISED
 from tests.effects.tiny_model import write_checkpoint
 
@@ -75,7 +75,7 @@ def test_one_warning_names_all_and_comes_once_for_a_deployment(
     write(folder, top_p=0.0, repetition_penalty=7, top_k=50.0, temperature=0.5)
     args = EngineArgs(model=str(folder), device="cpu")
     setup = prepare(args)
-    prepare_elsewhere(args, "cpu", setup.memory.num_blocks)
+    prepare_as_decided(args, "cpu", setup.memory.num_blocks)
     (emitted,) = caplog.messages
     assert "top_p: must be above 0" in emitted
     assert "repetition_penalty: must be from 0 to 2, not 7" in emitted

@@ -11,7 +11,7 @@ from minfer.effects.models.checkpoint.checkpoint import read_config
 from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import NotEnoughMemoryError
-from minfer.effects.setup.prepare import prepare, prepare_elsewhere
+from minfer.effects.setup.prepare import prepare, prepare_as_decided
 from tests.effects.tiny_model import CONFIG, write_checkpoint
 
 
@@ -118,7 +118,7 @@ def test_another_process_has_the_length_that_was_found(tmp_path: Path) -> None:
     block = prepare(args, limit=1 << 40).memory.block_bytes
     args = attrs.evolve(args, max_model_len=-1, kv_cache_memory_bytes=3 * block)
     setup = prepare(args)
-    remote_setup = prepare_elsewhere(
+    remote_setup = prepare_as_decided(
         args, "cpu", setup.config.num_blocks, setup.config.max_model_len
     )
     assert remote_setup.config == setup.config
