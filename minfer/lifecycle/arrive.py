@@ -28,7 +28,7 @@ def longest_prompt(context: int, *, output: bool) -> int:
 
 
 def queue_is_full(waiting: int, new: int, max_waiting: int) -> bool:
-    """Returns whether the waiting queue cannot take so many new samples."""
+    """Returns whether the waiting queue cannot take `new` samples."""
     return waiting + new > max_waiting
 
 

@@ -1,6 +1,6 @@
 """Pausing: a sample that waits for the host must not hold up the others.
 
-Theory. A row in lockstep with the host is sampled with a mask that the host makes. If
+Theory. A row that needs a mask from the host is sampled once the host has made it. If
 that takes long, the whole step would wait for the row; so the host sends `Pause`, and the
 row skips every step until a `Pause` with `paused` false. Only sampling needs a mask: a
 paused sample is prefilled like any other, up to its last input, which would yield a
@@ -29,7 +29,7 @@ from minfer.values.record import evolve
 
 def apply_pauses(state: EngineState, pauses: Sequence[Pause]) -> Transition:
     """Record for which samples the host is not ready, of those that have not ended and
-    are in lockstep with it.
+    need its masks.
     """
     paused, reasons = set(state.paused), list[Reason]()
     names = {(pause.id, pause.sample) for pause in pauses}

@@ -153,8 +153,8 @@ def _drafts_of_device(count: int) -> tuple[Draft, ...]:
 def _deferred_rows(
     run: Running, run_ids: tuple[int, ...], max_sampled: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """The places of rows with deferred sampling: those that yield and are in lockstep
-    with the host.
+    """The places of rows with deferred sampling: those that yield and need a mask
+    from the host.
     """
     bound = tuple(compress(range(len(run)), map(is_bound, run.seqs)))
     if run_ids is run.run_ids:  # no row skips the step

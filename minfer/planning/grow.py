@@ -118,7 +118,7 @@ def _merge_growth(grown: Grown, more_grown: Grown) -> Grown:
 
 
 def _pages_of_growth(config: EngineConfig, run: Running, upto: Mapping[int, int]) -> int:
-    """How many pages it takes to grow tables to so many blocks in each group."""
+    """How many pages it takes to grow tables to `upto` blocks in each group."""
     return sum(
         [
             max(0, blocks * group.pages - len(table))
@@ -131,8 +131,8 @@ def _pages_of_growth(config: EngineConfig, run: Running, upto: Mapping[int, int]
 def _extend(
     config: EngineConfig, state: EngineState, upto: dict[int, int], pages: int
 ) -> tuple[EngineState, Grown]:
-    """Grow the tables at each position to so many blocks, which takes as many `pages`;
-    the caller has checked that there are so many.
+    """Grow the tables at each position to `upto` blocks, which takes `pages` pages; the
+    caller has checked that these are free.
     """
     if not pages:
         return state, {}
@@ -148,7 +148,7 @@ def _extend_tables(
     upto: dict[int, int],
     new: Iterator[int],
 ) -> tuple[EngineState, Grown]:
-    """Extend tables to so many blocks, which is more than they have, with the pages
+    """Extend tables to `upto` blocks, which is more than they have, with the pages
     `new`, which were taken in `change`.
     """
     run = state.running
@@ -176,7 +176,7 @@ def _extend_tables(
 def _grow_or_preempt(
     config: EngineConfig, state: EngineState, upto: dict[int, int], skipped: set[int]
 ) -> tuple[EngineState, Grown, tuple[Reason, ...]]:
-    """Grow tables to so many blocks in rank order when blocks are short, and preempt the
+    """Grow tables to `upto` blocks in rank order when blocks are short, and preempt the
     policy's victims.
     """
     grown: Grown = {}
@@ -237,6 +237,6 @@ def _has_results_in_flight(state: EngineState, run_id: int) -> bool:
 
 
 def _take(change: Transaction, pages: int) -> tuple[int, ...]:
-    """As many pages; the caller has checked that there are so many."""
+    """Takes `pages` pages; the caller has checked that these are free."""
     allocated = change.take(pages)
     return allocated.pages if allocated else ()

@@ -196,7 +196,7 @@ def _without_gap(
 def _missing(
     config: EngineConfig, state: EngineState, keys: Keys, blocks: int
 ) -> tuple[_Missing, ...]:
-    """What the device lacks for a hit of so many blocks."""
+    """What the device lacks for a hit of `blocks` blocks."""
     device, size = state.blocks.prefix, config.block_size
     missing = list[_Missing]()
     for g, group in enumerate(config.groups):
@@ -217,7 +217,7 @@ def _missing(
 
 
 def _present(config: EngineConfig, state: EngineState, keys: Keys, blocks: int) -> Keys:
-    """What the device has for a hit of so many blocks, the last ones first: of a chain
+    """What the device has for a hit of `blocks` blocks, the last ones first: of a chain
     the deepest block, which keeps those before it; in a window each block.
     """
     device, size = state.blocks.prefix, config.block_size

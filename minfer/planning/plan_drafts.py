@@ -14,9 +14,9 @@ nothing is in flight, and the next one only after its results: not of other rows
 as those would then keep the drafting rows out of every second step. That cost is one of
 those by which the number of drafts is decided.
 
-A row in lockstep with the host, for example under a grammar, may have the host's drafts
-in a plan, as all tokens before them are known. The engine's own host proposes none for
-such rows (`minfer.records.plan`). For a draft model's drafts it could make no masks.
+A row that needs a mask from the host, for example under a grammar, may have the host's
+drafts in a plan, as all tokens before them are known. The engine's own host proposes none
+for such rows (`minfer.records.plan`). For a draft model's drafts it could make no masks.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -79,7 +79,7 @@ _NO_DRAFTERS: Final = Drafters((), ())
 
 def may_draft(request: Request, drafter: str) -> bool:
     """Whether drafts can be made for a request: not if it yields no token; nor by a draft
-    model if it is in lockstep with the host, which has to know the drafts.
+    model if it needs masks from the host, which has to know the drafts.
     """
     bound = request.needs_host_mask and drafter != HOST
     return not bound and request.prompt_only is None
@@ -149,7 +149,7 @@ def _candidates(spec_config: Speculation, state: EngineState) -> Drafters:
     left = map(sub, map(sub, run.last_index, run.scheduled), ones(len(run)))
     max_drafts = tuple(map(min, left, repeat(spec_config.drafts)))
     chosen = tuple(map(gt, max_drafts, repeat(0)))
-    # else all are decode rows, and none is in lockstep
+    # else all are decode rows, and none needs a mask from the host
     if state.needs_host_mask or state.filling:
         may = (may_draft(seq.request, spec_config.drafter) for seq in run.seqs)
         chosen = tuple(

@@ -112,7 +112,7 @@ def _find_skipped_rows(builder: StepBuilder, isolated: int | None) -> None:
         run.run_ids[i] for i in ending if run.scheduled[i] >= run.last_index[i]
     )
     if builder.state.needs_host_mask:
-        builder.skipped.update(_in_lockstep(builder))
+        builder.skipped.update(_rows_too_far_ahead(builder))
     if builder.state.paused:
         builder.skipped.update(paused_rows(builder.config, builder.state))
     if isolated is not None:
@@ -125,8 +125,8 @@ def _find_skipped_rows(builder: StepBuilder, isolated: int | None) -> None:
     builder.reasons += reasons
 
 
-def _in_lockstep(builder: StepBuilder) -> Iterator[int]:
-    """The generations in lockstep with the host that may not run further ahead of their
+def _rows_too_far_ahead(builder: StepBuilder) -> Iterator[int]:
+    """The runs that need a mask from the host and may not run further ahead of their
     known tokens.
     """
     run = builder.state.running
@@ -222,7 +222,11 @@ def _admit(builder: StepBuilder) -> None:
     bound = any(
         newcomer.seat.seqs[0].request.needs_host_mask for newcomer in builder.newcomers
     )
-    lockstep = builder.state.needs_host_mask or bound
+    needs_host_mask = builder.state.needs_host_mask or bound
     builder.state = evolve(
-        builder.state, running=run, stops=stops, filling=True, needs_host_mask=lockstep
+        builder.state,
+        running=run,
+        stops=stops,
+        filling=True,
+        needs_host_mask=needs_host_mask,
     )

@@ -88,8 +88,8 @@ class Costs:
     draft: float = _setting(0.0)  # a forward of the draft model, for one row
     # The cost of any drafts from the host, which prevent planning ahead.
     fixed: float = _setting(0.0)
-    # The seconds by which a forward of the draft model takes longer for up to so many
-    # rows; both rising. The last entry is used for more rows, too.
+    # The seconds by which a forward of the draft model takes longer for at most this
+    # many rows; both rising. The last entry is used for more rows, too.
     draft_more: Table = ()
     # The cost of drafts beside prefill tokens, if they take a forward of their own.
     beside: float = _setting(0.0)

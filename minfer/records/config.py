@@ -116,7 +116,7 @@ class EngineConfig:
             raise ConfigError(message)
 
     def most_pages(self, blocks: int) -> int:
-        """The most pages that a sequence of so many blocks must hold at once."""
+        """The most pages that a sequence of `blocks` blocks must hold at once."""
         if not self.by_chunk:
             return blocks * self.block_pages
         size = self.block_size

@@ -49,7 +49,7 @@ Logprobs = tuple[tuple[TokenLogprobs, ...], ...]  # per row, one for each token
 
 
 def pack_part(first: int, count: int, lines: bytes) -> bytes:
-    """The part with the lines of so many tokens."""
+    """The part with the lines of `count` tokens."""
     return _HEAD.pack(first, count, len(lines) // (2 * WORD_BYTES * count)) + lines
 
 

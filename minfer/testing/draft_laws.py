@@ -138,8 +138,8 @@ def _num_inputs(plan: Plan) -> int:
 
 
 def _may_draft(spec_config: Speculation, account: SampleAccount) -> bool:
-    """Whether a sample may have drafts: a draft model makes none in lockstep with the
-    host.
+    """Whether a sample may have drafts: a draft model makes none for one that needs
+    masks from the host.
     """
     request = account.request
     bound = request.needs_host_mask and spec_config.drafter != HOST

@@ -229,8 +229,8 @@ def _check_prefill(seat: Seat, filled: tuple[int, ...], start: int, count: int) 
 
 
 def _check_deferred(config: EngineConfig, plan: Plan, seats: Mapping[int, Seat]) -> None:
-    """Check that rows in lockstep with the host run ahead of their known tokens at most
-    as far as allowed, and that their sampling is deferred.
+    """Check that rows that need a mask from the host run ahead of their known tokens at
+    most as far as allowed, and that their sampling is deferred.
     """
     with_mask = {
         index: seat

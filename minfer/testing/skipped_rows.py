@@ -31,7 +31,7 @@ def failures_until_alone(config: EngineConfig) -> int:
 
 
 def max_ahead(config: EngineConfig) -> int:
-    """How many tokens a sample in lockstep with the host may be ahead of its known
+    """How many tokens a sample that needs masks from the host may be ahead of its known
     ones.
     """
     return int(config.late_masks)

@@ -7,8 +7,8 @@ memory and record an event.
 
 A step (device_step.py) can be a CUDA graph: one for each shape, captured before it is
 needed (warm_up.py), or while no request waits. A step whose shape has none yet is
-launched kernel by kernel, as are those with so many prefill tokens that launching them
-takes less than their work.
+launched kernel by kernel, as are those with many prefill tokens, of which launching takes
+less than their work.
 
 Everything is on one stream, in order: the next step's copy may overwrite a device buffer,
 as it is enqueued after all reads of it.

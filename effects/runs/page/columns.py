@@ -79,7 +79,7 @@ class Run:
         }
         self.texts: dict[str, int] = {}
         self.serving: dict[SampleId, list[int]] = {}  # samples in the engine, by name
-        self.gens: dict[int, int] = {}  # the sample of a generation
+        self.run_samples: dict[int, int] = {}  # run id -> its sample
         # Tokens, whose ratio is the prefix-hit share.
         self.cached = 0
         self.prompt = 0
@@ -123,7 +123,7 @@ class Run:
         )
         for seq, gen, scheduled, base in rows:
             number = self._sample(seq.request, seq.sample)
-            self.gens[gen] = number
+            self.run_samples[gen] = number
             self._note("Present", number, 1 + (scheduled >= base))
         for seq in before.waiting:
             number = self._sample(seq.request, seq.sample)
@@ -174,10 +174,12 @@ class Run:
     def _plan(self, plan: Plan) -> None:
         """Log the prefill chunks of a plan; decode rows are only counted."""
         for new_row in plan.opens:
-            self.gens[plan.run_ids[new_row.index]] = self._sample_number(new_row.name)
+            self.run_samples[plan.run_ids[new_row.index]] = self._sample_number(
+                new_row.name
+            )
         prefill = 0
         for fill in plan.fills:
-            number = self.gens.get(plan.run_ids[fill.index], _NONE)
+            number = self.run_samples.get(plan.run_ids[fill.index], _NONE)
             last = int(plan.max_sampled_tokens[fill.index] > 0)
             self._note("Chunk", number, plan.step, len(fill.tokens), last)
             prefill += len(fill.tokens)
