@@ -241,7 +241,7 @@ def test_a_process_may_be_slow_to_answer_within_its_limit(name: str) -> None:
 def test_a_server_that_was_stopped_as_a_whole_goes_on() -> None:
     with serving("--limit=4") as server:
         numbers = (server.process.pid, *server.ids.values())
-        # Stopped for more than `STOPPED`, and more than the limit.
+        # Stopped for more than `STOPPED_SECONDS`, and more than the limit.
         for signal_number, pause in ((signal.SIGSTOP, 12.0), (signal.SIGCONT, 2.0)):
             for number in numbers:
                 os.kill(number, signal_number)
