@@ -3,7 +3,7 @@ API servers' routers, and checks that they agree.
 
     FOLDER/replica-0/RUN-000001.journal      a replica: a run for each time its engine was
     FOLDER/replica-1/...                     started, on whichever machine
-    FOLDER/RUN-api-server-0.routing          the router of an API server
+    FOLDER/RUN-api-0.routing                 the router of an API server
 """
 
 import argparse

@@ -92,7 +92,8 @@ def check_drafts(
 def _check_row(
     spec_config: Speculation, plan: Plan, seat: Seat, index: int, tokens: tuple[int, ...]
 ) -> None:
-    """Check that a row may have drafts, that their number is allowed, and their tokens.
+    """Check that a row may have drafts, that their number is allowed, and their
+    tokens.
     """
     account, count = seat.account, plan.num_scheduled_tokens[index] - 1
     may = (

@@ -137,9 +137,9 @@ class Plane:
             (journal, "os"): self.disk,
             (files, "os"): self.disk,
             (journal, "ThreadPoolExecutor"): Pool,
-            (journal, "SEGMENTS"): 3,
-            (journal, "EVERY"): EVERY,
-            (replay, "EVERY"): EVERY,
+            (journal, "MAX_SEGMENTS"): 3,
+            (journal, "TURNS_PER_STATE_DIGEST"): EVERY,
+            (replay, "TURNS_PER_STATE_DIGEST"): EVERY,
             (counters, "ProcessCollector"): mock.Mock(),  # it tells of this process
             (served, "Tokenizer"): tokenizer,
             (anyio.to_thread, "run_sync"): self.loop.in_thread,

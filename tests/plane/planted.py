@@ -124,13 +124,13 @@ PLANTED: dict[str, tuple[Any, str, Change]] = {
     "lost end": (output_processor.OutputProcessor, "finish", _lost_end),
     "lost finish": (output_processor.OutputProcessor, "flush", _lost_finish),
     "token twice": (output_processor.OutputProcessor, "feed", _token_twice),
-    "unwritten turn": (journal.JournalWriter, "_turn", _unwritten_turn),
-    "counted twice": (metrics.Metrics, "ended", _counted_twice),
-    "kept job": (Frontend, "hear", _kept_job),
-    "ends of the engine": (metrics.Metrics, "ended", _ends_of_the_engine),
+    "unwritten turn": (journal.JournalWriter, "_write_turn", _unwritten_turn),
+    "counted twice": (metrics.Metrics, "note_end", _counted_twice),
+    "kept job": (Frontend, "handle_message", _kept_job),
+    "ends of the engine": (metrics.Metrics, "note_end", _ends_of_the_engine),
     "overtaking": (AnswerTask, "_write", _overtaking),
-    "set order": (Frontend, "hear", _set_order),
-    "name again": (journal, "_fresh", _name_again),
+    "set order": (Frontend, "handle_message", _set_order),
+    "name again": (journal, "_new_run_path", _name_again),
 }
 
 

@@ -1,9 +1,9 @@
 """An API server's router among replicas of the engine: the pure one of `minfer.routing`,
 fed with what this API server sees and what all engines report.
 
-    EngineReady, CachedKeys, EngineLoad, a link that is over ---> apply ---+
-    this API server's requests that start, end, or are moved ---------> apply --+--> state
-    a request of this API server --------------------------------------> route -+
+    EngineReady, CachedKeys, EngineLoad, a link that is over --> apply --+
+    requests of this API server: started, ended, moved --------> apply --+--> state
+    a request of this API server ------------------------------> route --+
 
 Each API server has one of its own. What the others send is known by the loads that
 engines report.

@@ -1,8 +1,7 @@
 """An API server's questions to all others about a request, by way of an engine server.
 
-    api server 0 --- SendQuery ----> engine --- ReceivedQuery ---> api server 1, api
-    server 2, ...
-            <-- QueryAnswer --- server <-- SendAnswer ------
+    api 0 --- SendQuery ----> engine --- ReceivedQuery ---> api 1, api 2, ...
+          <-- QueryAnswer --- server <-- SendAnswer ------
 
 Any API server may get a connection, so a question about a request may come to an API
 server that does not have it. The engine server passes messages on and keeps nothing of

@@ -1,9 +1,9 @@
 """The engine's end of all links: the connected API servers, and the outputs for each of
 them.
 
-    api server 0 ---+                                +--- its rows of outputs ---> api
-    server 0 api server 1 ---+---> EngineServer ---> engine --+--- its rows of outputs
-    ---> api server 1 ...        |                                +--- ...
+    api 0 ---+                                +--- its rows of outputs ---> api 0
+    api 1 ---+---> EngineServer ---> engine --+--- its rows of outputs ---> api 1
+    ...      |                                +--- ...
 
 It listens to the engine's client as any API server would, and sends each API server the
 outputs of its own requests (`output_routing`). Requests of an API server that disconnects
@@ -174,8 +174,7 @@ class EngineServer:
             if self._publisher is not None:
                 self._send_cache_events(self._publisher.periodic_messages(self._clock()))
 
-    # --- API servers
-    # -------------------------------------------------------------------------
+    # --- API servers --------------------------------------------------------------------
 
     def join(self, session: Session) -> None:
         """Add a new link."""
@@ -236,7 +235,7 @@ class EngineServer:
             session.api_server = hello.api_server
             self._counts.begin(hello.api_server, hello.life)
         else:
-            raise wire.LinkError(f"there is no api server {hello.api_server}")
+            raise wire.LinkError(f"there is no api {hello.api_server}")
         self._resets = max(self._resets, hello.resets)
         self._missing.discard(hello.api_server)
         if self._publisher is not None:
@@ -339,8 +338,7 @@ class EngineServer:
         time = 0.0 if self._client is None else self._client.clock()
         session.send(wire.encode(wire.ApiServerOutputs(time, finished=ended)))
 
-    # --- between API servers and engine
-    # ------------------------------------------------------
+    # --- between API servers and engine -------------------------------------------------
 
     def _serve_due(self) -> None:
         """Submit to the engine what is not in quarantine."""

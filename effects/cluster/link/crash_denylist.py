@@ -1,10 +1,9 @@
 """The denylist of requests that killed engines, the last one while they ran alone
 (`crash_rule`). API servers and engines refuse them for `REFUSED_SECONDS`.
 
-    an API server ends a request --> its denylist --> engines --> all other API servers'
-    denylists
-                                                  |
-                                                  +--> refused, from any API server
+    an API server ends a request --> its denylist --> engines --> other API servers'
+                                                         |
+                                                         +--> refused, from any of them
 
 Every API server and every engine has the whole list. An API server or an engine that
 starts again gets it from the others. An entry is a client and the digest of a prompt and

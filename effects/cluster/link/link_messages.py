@@ -32,8 +32,7 @@ from minfer.records.token_logprobs import Logprobs
 
 MAX_MESSAGE_BYTES: Final = 2**30
 
-# --- from an API server to the engine
-# ---------------------------------------------------------
+# --- from an API server to the engine ---------------------------------------------------
 
 
 class Resumed(Struct, frozen=True):
@@ -144,8 +143,7 @@ ToEngine: TypeAlias = (
     | SendAnswer
 )
 
-# --- from the engine to an API server
-# ---------------------------------------------------------
+# --- from the engine to an API server ---------------------------------------------------
 
 
 class LoadingProgress(Struct, tag="progress", frozen=True):

@@ -36,7 +36,7 @@ INTERRUPTED_EXIT_CODE: Final = 130  # after a SIGINT: 128 and its number
 
 def api_server_name(number: int) -> str:
     """Returns the name of an API server's process."""
-    return f"api server {number}"
+    return f"api {number}"
 
 
 def engine_names(replicas: int) -> list[str]:

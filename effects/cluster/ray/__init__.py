@@ -5,7 +5,7 @@
       +-- engine (engine_keeper)
       |      +-- engine 0 ... (ray_engine) -- calls --> EngineActor (engine_actor)
       |             writes addresses                       +-- engine_child: the engine
-      +-- api server 0, 1 ... --------------- TCP links ------------^
+      +-- api 0, 1 ... ----------------- TCP links ----------------^
 
 Theory. Ray is a way to start processes: it chooses the node of each engine, and another
 one when that fails. All else is as with replicas on one machine: the same table decides

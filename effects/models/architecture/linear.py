@@ -151,7 +151,8 @@ class WeightMaker:
         return scheme
 
     def _check_blocks(self, sizes: LinearSizes, block_size: int) -> None:
-        """Refuse a matrix whose blocks, of one scale each, would be divided among ranks.
+        """Refuse a matrix whose blocks, of one scale each, would be divided
+        among ranks.
         """
         if any(dimension % block_size for dimension in (*sizes.outputs, sizes.inputs)):
             raise UnsupportedModelError(

@@ -128,7 +128,7 @@ class _RestartingWorker:
 class _WorkerSlot:
     """A slot that prepares one body at a time, of at most `max_bytes` bytes."""
 
-    worker: _RestartingWorker | None  # None: a thread
+    input_worker: _RestartingWorker | None  # None: a thread
     max_bytes: int | None = None
     busy: bool = False
     task: "asyncio.Task[None] | None" = field(default=None)
@@ -162,7 +162,9 @@ class BodyPool:
     @property
     def pids(self) -> list[int]:
         """The ids of the processes at present."""
-        return [slot.worker.process.pid for slot in self._slots if slot.worker]
+        return [
+            slot.input_worker.process.pid for slot in self._slots if slot.input_worker
+        ]
 
     def __len__(self) -> int:
         """The number of waiting bodies."""
@@ -200,8 +202,8 @@ class BodyPool:
         while (body := self._queue.take()) is not None:
             _settle(body, EngineDeadError(SHUTTING_DOWN))
         for slot in self._slots:
-            if slot.worker is not None:
-                slot.worker.close()
+            if slot.input_worker is not None:
+                slot.input_worker.close()
 
     def _dispatch(self) -> None:
         """Give waiting bodies to free slots; bounded slots take only small ones."""
@@ -221,15 +223,15 @@ class BodyPool:
                 self._dispatch()
 
     async def _prepare(self, slot: _WorkerSlot, body: _PendingBody) -> WorkResult:
-        if slot.worker is not None:
+        if slot.input_worker is not None:
             try:
-                return await slot.worker.prepare(body)
+                return await slot.input_worker.prepare(body)
             except WorkerGoneError:
-                slot.worker.close()
+                slot.input_worker.close()
                 if self._closed:
                     raise
                 _log.exception("bodies are prepared in a thread from now on")
-                slot.worker = None
+                slot.input_worker = None
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, body.in_thread)
 

@@ -2,7 +2,7 @@
 
     this process    listens, forks the others, and watches them (`Supervisor`)
     engine 0 ...    a model each; or "engine" keeps all engines, which are on a cluster
-    api server 0 ...     HTTP, and links to all engines
+    api 0 ...       HTTP, and links to all engines
 
 A fork inherits what is made here: sockets that listen, the folder with the engines'
 sockets, and counts in shared memory.

@@ -83,11 +83,11 @@ OPENS = st.builds(
 PLANS = st.builds(
     Plan,
     step=NUMBERS,
-    gens=COLUMN,
+    run_ids=COLUMN,
     rows=COLUMN,
     starts=COLUMN,
-    counts=COLUMN,
-    most=COLUMN,
+    num_scheduled_tokens=COLUMN,
+    max_sampled_tokens=COLUMN,
     fills=st.lists(st.builds(PrefillTokens, NUMBERS, COLUMN), max_size=3).map(tuple),
     opens=st.lists(OPENS, max_size=3).map(tuple),
     grows=st.lists(st.builds(Grow, NUMBERS, NUMBERS, COLUMN, NUMBERS), max_size=3).map(

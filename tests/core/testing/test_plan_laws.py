@@ -135,7 +135,7 @@ def test_who_may_not_run_ahead_is_not_planned_ahead() -> None:
     bound = Submit(evolve(ask("x", 5, 9), needs_host_mask=True))
     config = evolve(CONFIG, depth=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduling, "_in_lockstep", lambda _: [])
+        patch.setattr(scheduling, "_rows_too_far_ahead", lambda _: [])
         turns = [*islice(played(config, (bound,)), 5)]
     wrong = next(turn for turn in turns if len(turn.transition.state.inflight) == 2)
     with pytest.raises(InvariantError, match="ahead"):

@@ -544,8 +544,7 @@ def test_a_front_that_was_started_again_counts_anew() -> None:
     assert counts(ends) == {"x": 6}
 
 
-# --- while an engine is loaded, and while API servers drain
-# ----------------------------------
+# --- while an engine is loaded, and while API servers drain -----------------------------
 
 
 def test_a_front_that_is_started_again_while_the_engine_loads() -> None:

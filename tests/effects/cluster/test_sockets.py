@@ -239,8 +239,7 @@ def test_links_that_come_and_go_leave_no_descriptor_behind(tmp_path: Path) -> No
     assert (descriptors(), threading.active_count()) == (before, threads)
 
 
-# --- an API server's end
-# ----------------------------------------------------------------------
+# --- an API server's end ----------------------------------------------------------------
 
 
 def api_server(

@@ -111,7 +111,7 @@ def serving(*options: str) -> Iterator[Server]:
 @pytest.mark.long
 def test_a_killed_process_is_restarted_and_ready_is_reported_once() -> None:
     with serving() as server:
-        for name in ("engine", "api-server-0", "engine"):
+        for name in ("engine", "api-0", "engine"):
             before = server.ids[name]
             server.kill(name)
             server.until(name, "started")
@@ -123,7 +123,7 @@ def test_a_killed_process_is_restarted_and_ready_is_reported_once() -> None:
     assert code == 0
     assert err.splitlines() == [
         f"minfer: {name} ended by signal 9; it is started again"
-        for name in ("engine", "api server 0", "engine")
+        for name in ("engine", "api 0", "engine")
     ]
 
 
@@ -133,23 +133,23 @@ def test_fronts_drain_and_then_the_engine_is_stopped() -> None:
         server.process.send_signal(signal.SIGTERM)
         assert server.ended() == (0, "")
         last = server.seen[-3:]
-    assert sorted(last[:2]) == [("api-server-0", "drained"), ("api-server-1", "drained")]
+    assert sorted(last[:2]) == [("api-0", "drained"), ("api-1", "drained")]
     assert last[2] == ("engine", "stopped")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["engine", "api server 1"])
+@pytest.mark.parametrize("name", ["engine", "api 1"])
 def test_an_engine_that_dies_while_fronts_drain_is_started_again(name: str) -> None:
-    with serving("--endless=api server 0") as server:
+    with serving("--endless=api 0") as server:
         server.process.send_signal(signal.SIGTERM)
-        server.until("api-server-1", "drained")
+        server.until("api-1", "drained")
         if name == "engine":
             server.kill("engine")
             server.until("engine", "started")
         server.process.send_signal(signal.SIGTERM)
         code, _ = server.ended()
-        assert server.seen[-2:] == [("api-server-0", "stopped"), ("engine", "stopped")]
-        assert server.seen.count(("api-server-1", "started")) == 1  # not to serve again
+        assert server.seen[-2:] == [("api-0", "stopped"), ("engine", "stopped")]
+        assert server.seen.count(("api-1", "started")) == 1  # not to serve again
     assert code == 0
 
 
@@ -158,9 +158,7 @@ def test_a_signal_to_all_processes_is_heard_once() -> None:
     with serving("--work=0.2") as server:
         os.killpg(server.process.pid, signal.SIGTERM)
         assert server.ended() == (0, "")
-        assert {("api-server-0", "drained"), ("api-server-1", "drained")} <= set(
-            server.seen
-        )
+        assert {("api-0", "drained"), ("api-1", "drained")} <= set(server.seen)
 
 
 @pytest.mark.long
@@ -168,13 +166,11 @@ def test_an_interrupt_stops_at_once_and_has_its_code() -> None:
     with serving("--work=500") as server:
         os.killpg(server.process.pid, signal.SIGINT)
         assert server.ended() == (130, "")
-        assert {("api-server-0", "stopped"), ("api-server-1", "stopped")} <= set(
-            server.seen
-        )
+        assert {("api-0", "stopped"), ("api-1", "stopped")} <= set(server.seen)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("deaf", ["engine", "api server 0"])
+@pytest.mark.parametrize("deaf", ["engine", "api 0"])
 def test_a_process_that_ignores_signals_is_killed_after_its_time(deaf: str) -> None:
     with serving(f"--deaf={deaf}", "--patience=0.2", "--last-moments=0.2") as server:
         started = time.monotonic()
@@ -186,16 +182,16 @@ def test_a_process_that_ignores_signals_is_killed_after_its_time(deaf: str) -> N
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("hanging", "ending"), [("engine", False), ("engine", True), ("api server 0", False)]
+    ("hanging", "ending"), [("engine", False), ("engine", True), ("api 0", False)]
 )
 def test_a_process_that_hangs_is_killed_and_started_again(
     hanging: str, ending: bool
 ) -> None:
     name = hanging.replace(" ", "-")
-    with serving("--limit=0.5", *["--endless=api server 0"][:ending]) as server:
+    with serving("--limit=0.5", *["--endless=api 0"][:ending]) as server:
         if ending:
             server.process.send_signal(signal.SIGTERM)
-            server.until("api-server-1", "drained")
+            server.until("api-1", "drained")
         before = server.ids[name]
         os.kill(before, signal.SIGSTOP)
         started = time.monotonic()
@@ -205,7 +201,7 @@ def test_a_process_that_hangs_is_killed_and_started_again(
         assert not there(before)
         server.process.send_signal(signal.SIGTERM)
         code, err = server.ended()
-        assert server.seen.count(("api-server-1", "started")) == 1, "it was well"
+        assert server.seen.count(("api-1", "started")) == 1, "it was well"
     assert code == 0
     silent = "has not answered for too long (--engine-timeout)"
     assert err.splitlines() == [
@@ -216,18 +212,18 @@ def test_a_process_that_hangs_is_killed_and_started_again(
 
 @pytest.mark.long
 def test_a_front_that_hangs_while_fronts_drain_is_killed() -> None:
-    with serving("--limit=0.5", "--endless=api server 0") as server:
+    with serving("--limit=0.5", "--endless=api 0") as server:
         server.process.send_signal(signal.SIGTERM)
-        server.until("api-server-1", "drained")
-        os.kill(server.ids["api-server-0"], signal.SIGSTOP)
+        server.until("api-1", "drained")
+        os.kill(server.ids["api-0"], signal.SIGSTOP)
         code, _ = server.ended()
-        assert server.seen.count(("api-server-0", "started")) == 1, "nothing new is begun"
+        assert server.seen.count(("api-0", "started")) == 1, "nothing new is begun"
         assert server.seen[-1] == ("engine", "stopped")
     assert code == 0
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["engine", "api-server-0"])
+@pytest.mark.parametrize("name", ["engine", "api-0"])
 def test_a_process_may_be_slow_to_answer_within_its_limit(name: str) -> None:
     with serving("--limit=60") as server:
         os.kill(server.ids[name], signal.SIGSTOP)
@@ -270,9 +266,7 @@ def test_what_cannot_begin_ends_with_its_code() -> None:
 
 @pytest.mark.long
 def test_all_end_if_a_front_cannot_begin_even_if_one_ignores_signals() -> None:
-    with started(
-        "--failing=api server 1", "--deaf=engine", "--last-moments=0.1"
-    ) as server:
+    with started("--failing=api 1", "--deaf=engine", "--last-moments=0.1") as server:
         code, _ = server.ended()
     assert code == 7
 

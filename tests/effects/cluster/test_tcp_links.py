@@ -258,15 +258,15 @@ from tests.effects.cluster.test_tcp_links import Outside, linked, run, soon
 outside = Outside(Path(tempfile.mkdtemp()))
 outside.network.port = outside.sock.getsockname()
 
-async def test(API server):
-    await soon(linked(API server))
+async def test(api_server):
+    await soon(linked(api_server))
     ip("link", "set", "lo", "down")
     began = time.monotonic()
-    await soon(lambda: not linked(API server)())
+    await soon(lambda: not linked(api_server)())
     await soon(lambda: not outside.host._sessions)
     print("noticed", time.monotonic() - began, flush=True)
     ip("link", "set", "lo", "up")
-    await soon(linked(API server))
+    await soon(linked(api_server))
     print("back", flush=True)
 
 run(outside, test, evolve(OTHER_MACHINE, silence=60))  # the system has to notice it

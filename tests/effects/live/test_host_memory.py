@@ -10,16 +10,16 @@ from minfer.effects.live.engine import host_memory
 from minfer.effects.live.engine.host_memory import TRIM_GROWTH_BYTES, Trim
 
 HOLES = """
-from minfer.effects.live.engine.host_memory import Trim, resident
-trim = Trim(resident())
+from minfer.effects.live.engine.host_memory import Trim, resident_bytes
+trim = Trim(resident_bytes())
 small = [bytearray(4000) for _ in range(80_000)]
-full = resident()
+full = resident_bytes()
 keep = small[::500]  # so that the rest is holes, and not the end of the heap
 del small
-held = resident()
+held = resident_bytes()
 assert held > full - (16 << 20), "the allocator gives back by itself"
 assert trim.trim_if_grown()
-assert resident() < held - (200 << 20), (full, held, resident())
+assert resident_bytes() < held - (200 << 20), (full, held, resident_bytes())
 assert not trim.trim_if_grown()
 """
 

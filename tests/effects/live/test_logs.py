@@ -16,7 +16,7 @@ from minfer.effects.live.logs import (
 CODE = """
 import logging
 from minfer.effects.live.logs import configure_logs
-configure_logs("api server 1")
+configure_logs("api 1")
 logging.getLogger("minfer.link").warning("it is %s", "cut")
 logging.getLogger("uvicorn.error").info("of no concern")
 logging.getLogger("minfer.start").info("loading")
@@ -29,8 +29,8 @@ def test_warnings_and_the_start_name_their_process() -> None:
         [sys.executable, "-c", CODE], capture_output=True, text=True, check=True
     )
     warning, start = completed.stderr.splitlines()
-    assert warning.endswith(" minfer api server 1 WARNING minfer.link: it is cut")
-    assert start.endswith(" minfer api server 1 INFO minfer.start: loading")
+    assert warning.endswith(" minfer api 1 WARNING minfer.link: it is cut")
+    assert start.endswith(" minfer api 1 INFO minfer.start: loading")
     assert not completed.stdout
 
 

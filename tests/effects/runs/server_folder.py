@@ -46,7 +46,7 @@ def write_server(folder: Path, *, closed: bool = True) -> Path:
         machine = f"node-{name[8]}"
         write_run(folder / f"{name}.journal", *names, machine=machine)
     config = RouterConfig(RoundRobin(), 4)
-    journal = RoutingJournalFile(folder, config, 2**20, "api-server-0")
+    journal = RoutingJournalFile(folder, config, 2**20, "api-0")
     router = ApiServerRouter(config, journal)
     router.apply(ReplicaJoined("0"), ReplicaJoined("1"))
     _sent(router, "cmpl-a-0", "cmpl-b-0")

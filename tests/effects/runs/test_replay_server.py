@@ -107,10 +107,10 @@ def test_what_cannot_be_read_is_named_and_not_waited_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     router = write_server(tmp_path)
-    damaged = tmp_path / "9-api-server-1.routing"
+    damaged = tmp_path / "9-api-1.routing"
     damaged.write_bytes(router.read_bytes().replace(b'"why":"turn"', b'"why":"cost"'))
     pipes = (
-        tmp_path / "8-api-server-1.routing",
+        tmp_path / "8-api-1.routing",
         tmp_path / "replica-0" / "9-1-000001.journal",
     )
     for pipe in pipes:

@@ -27,7 +27,7 @@ import httpx
 from attrs import define, field, frozen
 
 ENGINE = "minfer engine"
-API_SERVERS = ("minfer api server 0", "minfer api server 1")
+API_SERVERS = ("minfer api 0", "minfer api 1")
 SOON = 60.0  # seconds for what takes a few
 DETECTED = 15.0  # seconds until a stopped rank is gone: 10, and for its end
 CLOSE = 1e-3  # of log-probabilities

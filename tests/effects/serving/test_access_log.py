@@ -58,7 +58,7 @@ def logged(
         def known(name: str, _: str) -> JsonObject | None:
             return record if name == "cmpl-1" else None
 
-        log = AccessLog(app, writer, form, "api server 0", known)
+        log = AccessLog(app, writer, form, "api 0", known)
         full = {"type": "http", "method": "POST", "path": "/v1/completions", **scope}
         try:
             await log({"raw_path": full["path"].encode(), **full}, None, send)  # type: ignore[arg-type]  # nothing is received
@@ -82,7 +82,7 @@ def test_a_line_for_programs() -> None:
     assert entry.pop("time").endswith("+00:00")
     assert 0 <= entry.pop("ms") < 1000
     assert entry == {
-        "process": "api server 0",
+        "process": "api 0",
         "method": "POST",
         "path": "/v1/completions",
         "status": 201,
@@ -97,7 +97,7 @@ def test_a_line_for_people() -> None:
     (line,) = logged(named("cmpl-1"), form="text")
     _, _, words = line.partition(" ")
     before, _, after = words.partition(" 201 ")
-    assert before == "api server 0: POST /v1/completions"
+    assert before == "api 0: POST /v1/completions"
     assert after.endswith(' ms id=cmpl-1 key="Ann\'s own"')
 
 
@@ -163,9 +163,7 @@ def test_a_front_logs_as_itself_after_the_first_line() -> None:
         running.terminate()
         out, err = running.communicate(timeout=30)
     entries = [json.loads(line) for line in out.splitlines()]
-    assert [(entry["process"], entry["status"]) for entry in entries] == [
-        ("api server 0", 200)
-    ]
+    assert [(entry["process"], entry["status"]) for entry in entries] == [("api 0", 200)]
     assert (entries[0]["prompt_tokens"], entries[0]["output_tokens"]) == (1, 2)
     assert "WARNING" not in err
     assert "Traceback" not in err

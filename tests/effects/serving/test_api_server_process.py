@@ -55,11 +55,11 @@ def ready():
 
 {before}
 open({first})
-plan = api_server_process.FrontPlan(
+plan = api_server_process.ApiServerPlan(
     number=0, listener=listener, paths=[path], args=args, http=HttpOptions(names=["x"])
 )
 print("begins", flush=True)
-sys.exit(guarded(lambda: api_server_process.run_front(plan, beat, ready)))
+sys.exit(guarded(lambda: api_server_process.run_api_server(plan, beat, ready)))
 """
 
 

@@ -49,7 +49,7 @@ def test_the_end_of_an_engine_of_several_ranks_is_no_crash_of_its_own(
             self.note_end = note_end
 
         def run(self, _: Callable[[], None]) -> int:
-            for name in ("engine 0", "engine 1", "api server 0"):
+            for name in ("engine 0", "engine 1", "api 0"):
                 self.note_end(name, 1)
             return 0
 

@@ -88,4 +88,4 @@ def test_two_fronts_have_the_limits_of_one(tmp_path: Path) -> None:
         served.process.terminate()
         lines = [line for line in served.process.stdout if line.startswith("{")]
         posts = [json.loads(line) for line in lines if '"POST"' in line]
-        assert {line["process"] for line in posts} == {"api server 0", "api server 1"}
+        assert {line["process"] for line in posts} == {"api 0", "api 1"}

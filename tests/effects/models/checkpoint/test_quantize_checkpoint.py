@@ -85,7 +85,9 @@ def matrices(folder: Path, level: str | None = None) -> list[Linear]:
     quantization = requested(level, spec.quantization)
     spec = as_stored(evolve(spec, quantization=quantization), folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layers, "prepared", lambda leaf: leaf)  # not packed by a library
+        patch.setattr(
+            layers, "in_kernel_layout", lambda leaf: leaf
+        )  # not packed by a library
         return leaves(load_weights(folder, spec))
 
 

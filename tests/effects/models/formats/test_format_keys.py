@@ -95,7 +95,9 @@ CASES: dict[str, tuple[dict[str, Any], Writer]] = {
 def test_what_other_tools_write_is_read_as_it_is_meant(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "prepared", lambda leaf: leaf)  # leaves stay as stored
+    monkeypatch.setattr(
+        layers, "in_kernel_layout", lambda leaf: leaf
+    )  # leaves stay as stored
     monkeypatch.setitem(FORMATS, name, CASES[name])
     folder = write_checkpoint(tmp_path / "plain", hidden_size=64, intermediate_size=96)
     quantized_folder, copy = quantized(folder, tmp_path, name)
@@ -281,7 +283,9 @@ BESIDE: dict[str, tuple[str, dict[str, Any]]] = {
 def test_what_stands_beside_the_config_is_read(
     tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "prepared", lambda leaf: leaf)  # leaves stay as stored
+    monkeypatch.setattr(
+        layers, "in_kernel_layout", lambda leaf: leaf
+    )  # leaves stay as stored
     name, quantization = BESIDE[file]
     folder = write_checkpoint(tmp_path / "plain", hidden_size=64, intermediate_size=96)
     quantized_folder, copy = quantized(folder, tmp_path, name)

@@ -44,7 +44,7 @@ KINDS = [
 @pytest.fixture(autouse=True)
 def unprepared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves stay as they are stored."""
-    monkeypatch.setattr(layers, "prepared", lambda leaf: leaf)
+    monkeypatch.setattr(layers, "in_kernel_layout", lambda leaf: leaf)
 
 
 def leaves(node: Any) -> list[Linear]:

@@ -121,7 +121,7 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, case: Case) -> 
 def test_q4_0_stays_in_four_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, packed: list[bool]
 ) -> None:
-    monkeypatch.setattr(layers, "prepared", lambda leaf: leaf)
+    monkeypatch.setattr(layers, "in_kernel_layout", lambda leaf: leaf)
     case.save(tmp_path)
     setup = prepare(EngineArgs(model=str(tmp_path / "model.gguf"), dtype="float16"))
     weights = load_weights(setup.folder, setup.spec, setup.spec.dtype)

@@ -47,7 +47,7 @@ def edited(folder: Path, change: Any, **config: Any) -> None:
 def read(spec: ModelSpec, folder: Path, rank_info: RankInfo = WHOLE_MODEL) -> Weights:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            layers, "prepared", lambda leaf: leaf
+            layers, "in_kernel_layout", lambda leaf: leaf
         )  # leaves stay as they are stored
         return load_weights(folder, spec, "float32", rank_info=rank_info)
 

@@ -39,8 +39,10 @@ async def prepared(process: Process) -> PreparedRequest:
 
 def gone(pid: int) -> bool:
     """Whether a process has ended, or is about to be forgotten."""
-    status = Path(f"/proc/{pid}/status")
-    return not status.exists() or "\nState:\tZ" in status.read_text()
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
 
 
 def until_gone(pid: int) -> None:
