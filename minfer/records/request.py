@@ -146,12 +146,17 @@ class Request:
 
     def __attrs_post_init__(self) -> None:
         reason = "token ids must be whole numbers from 0, in a tuple"
-        if not type(self.prompt) is type(self.output) is tuple:
-            raise ParameterError("prompt", reason)
+        for param in ("prompt", "output"):
+            if type(getattr(self, param)) is not tuple:
+                raise ParameterError(param, reason)
         try:
-            ids = array("I", self.prompt + self.output)
+            ids = array("I", self.prompt)
         except (TypeError, OverflowError):
             raise ParameterError("prompt", reason) from None
+        try:
+            ids.extend(self.output)
+        except (TypeError, OverflowError):
+            raise ParameterError("output", reason) from None
         object.__setattr__(self, "largest", max(ids, default=-1))
         self._check_types()
 

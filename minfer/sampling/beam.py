@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from attrs import evolve, field, frozen
 
-from minfer.values.checks import ParameterError, check_number
+from minfer.values.checks import MAX_INT64, ParameterError, check_number, check_text
 
 NEVER: Final = "never"
 # Beams and stop ids together: a request may ask for as many top log-probabilities.
@@ -69,6 +69,14 @@ class BeamRound:
     number: int = 0  # of the round
     beam: int = 0
     how: BeamSearch = BeamSearch()
+
+    def __attrs_post_init__(self) -> None:
+        check_text(self.id, "beam_round.id")
+        for name in ("width", "prompt", "most", "number", "beam"):
+            value = getattr(self, name)
+            check_number(value, f"beam_round.{name}", 0, MAX_INT64, whole=True)
+        if not isinstance(self.how, BeamSearch):
+            raise ParameterError("beam_round.how", "must be a BeamSearch")
 
 
 @frozen

@@ -43,7 +43,7 @@ def check_number(
     if not is_number(value, whole=whole):
         # other values may not be printable
         plain = isinstance(value, str | float | bool)
-        shown = repr(value) if plain else f"a {type(value).__name__}"
+        shown = f"{value!r:.80}" if plain else f"a {type(value).__name__}"
         raise ParameterError(param, f"must be a {'whole ' * whole}number, not {shown}")
     if not low <= value <= high:  # NaN is not
         # Python refuses to write out integers of thousands of digits.

@@ -1198,7 +1198,7 @@ ESCAPED: Final = (
         "load_report",
         "num_known - num_scheduled > 1",
         "num_known - num_scheduled > 0",
-        "runs/test_replica_events.py",
+        "routing/test_replica_events.py",
     ),
     Bug(
         "a row that waits for results is taken off the prefill",
@@ -1207,7 +1207,7 @@ ESCAPED: Final = (
         "load_report",
         "num_known - num_scheduled > 1",
         "num_known - num_scheduled != 1",
-        "runs/test_replica_events.py",
+        "routing/test_replica_events.py",
     ),
     Bug(
         "the state between two segments is not compared",
@@ -1216,7 +1216,7 @@ ESCAPED: Final = (
         "Journal._join",
         "self._check(self.state, head.state_digest, name)",
         "None",
-        "runs/test_replay.py",
+        "journal/test_replay.py",
     ),
     Bug(
         "a journal that lacks its last turn is closed",
@@ -1225,7 +1225,7 @@ ESCAPED: Final = (
         "Journal._read_mark",
         "kind == b'E' and number == self.count",
         "kind == b'E'",
-        "runs/test_journal_reading.py",
+        "journal/test_reading.py",
     ),
     Bug(
         "a journal that lacks the turn of a digest is whole",
@@ -1234,7 +1234,7 @@ ESCAPED: Final = (
         "Journal._read_mark",
         "kind == b'S' and number <= self.count",
         "kind == b'S'",
-        "runs/test_replay.py",
+        "journal/test_replay.py",
     ),
     Bug(
         "sets are written in the order of their hashes",
@@ -1243,7 +1243,7 @@ ESCAPED: Final = (
         "dump",
         "[dump(item) for item in sorted(value)]",
         "[dump(item) for item in value]",
-        "runs/test_codec.py",
+        "journal/test_codec.py",
     ),
     Bug(
         "maps are written in the order of their hashes",
@@ -1252,7 +1252,7 @@ ESCAPED: Final = (
         "dump",
         "[[dump(key), dump(value[key])] for key in sorted(value)]",
         "[[dump(key), dump(value[key])] for key in value]",
-        "runs/test_codec.py",
+        "journal/test_codec.py",
     ),
     Bug(
         "of equal continuations the last is the best",

@@ -2,6 +2,8 @@
 none.
 """
 
+from pathlib import Path
+
 import pytest
 from attrs import evolve
 
@@ -41,6 +43,12 @@ def test_names_and_changes_are_unique() -> None:
 @pytest.mark.parametrize("bug", ALL, ids=names(ALL))
 def test_the_place_of_each_bug_is_there(bug: Bug) -> None:
     bug.check()
+
+
+def test_the_tests_that_catch_a_bug_are_there() -> None:
+    folder = Path(__file__).parent
+    files = {bug.tests for bug in ALL if bug.tests}
+    assert {file for file in files if not (folder / file).is_file()} == set()
 
 
 def test_a_place_that_is_gone_is_reported() -> None:

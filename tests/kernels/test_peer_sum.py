@@ -78,7 +78,7 @@ def work(folder: str, rank: int, ranks: int, rounds: int) -> None:
         assert torch.equal(out, expected), f"rank {rank}, call {number}"
 
 
-@pytest.mark.skipif(CUDA, reason="bench/peer_sums_gpu.py has several GPUs")
+@pytest.mark.skipif(CUDA, reason="bench/ranks_gpu_sums.py has several GPUs")
 @pytest.mark.parametrize(("ranks", "rounds"), [(2, 2 * len(CALLS)), *long([(3, 45)])])
 def test_all_ranks_have_the_sum_in_rank_order(
     tmp_path: Path, ranks: int, rounds: int

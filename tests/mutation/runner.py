@@ -25,24 +25,23 @@ TESTS: Final = ROOT / "tests" / "core"
 
 # Tests that mutants do not run, and why not.
 NOT_RUN: Final = {
-    "test_mutants.py": "runs mutants",
     "test_planted.py": "runs the swarm on planted bugs, for minutes",
     "test_swarm.py": "runs for minutes; `worlds` has a few of its worlds",
 }
 # Files of tests in which a mutant of a file is likeliest to fail, beside that of its
 # name.
 ALSO: Final = {
-    "lifecycle/arrive.py": ("test_events.py", "tiers/test_keyed.py"),
+    "lifecycle/arrive.py": ("test_events.py", "tiers/test_external.py"),
     "records/config.py": ("sampling/test_params.py",),
     "engine.py": ("test_events.py",),
     "policies/builtin.py": ("policies/test_policy_answers.py",),
     "records/policy.py": ("policies/test_policy_answers.py",),
     "records/request.py": ("sampling/test_params.py",),
     "lifecycle/stop.py": ("test_events.py",),
-    "planning/load.py": ("tiers/test_keyed.py", "tiers/test_tiers.py"),
-    "records/tiers.py": ("tiers/test_keyed.py", "tiers/test_tiers.py"),
-    "tiers/finish.py": ("tiers/test_keyed.py", "tiers/test_tiers.py"),
-    "tiers/store.py": ("tiers/test_keyed.py", "tiers/test_tiers.py"),
+    "planning/load.py": ("tiers/test_external.py", "tiers/test_tiers.py"),
+    "records/tiers.py": ("tiers/test_external.py", "tiers/test_tiers.py"),
+    "tiers/finish.py": ("tiers/test_external.py", "tiers/test_tiers.py"),
+    "tiers/store.py": ("tiers/test_external.py", "tiers/test_tiers.py"),
 }
 LAST: Final = (
     "blocks/test_sinks.py",

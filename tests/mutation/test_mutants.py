@@ -276,6 +276,11 @@ def test_tests_that_cannot_notice_are_not_run() -> None:
     assert "test_swarm.py" in runner.NOT_RUN
 
 
+def test_tests_that_are_named_for_a_file_are_there() -> None:
+    named = {test for tests in runner.ALSO.values() for test in tests} | {*runner.LAST}
+    assert {test for test in named if not (runner.TESTS / test).is_file()} == set()
+
+
 def test_every_equivalent_is_there_and_argued() -> None:
     for key, argument in EQUIVALENT.items():
         catalogue.named(key)

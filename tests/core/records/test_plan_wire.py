@@ -74,7 +74,7 @@ OPENS = st.builds(
     name=NAMES,
     known=COLUMN,
     prompt=NUMBERS,
-    last=NUMBERS,
+    last_index=NUMBERS,
     sampling=SAMPLINGS,
     tables=st.lists(COLUMN, min_size=1, max_size=3).map(tuple),
     adapter=st.text(max_size=4),

@@ -157,7 +157,7 @@ def test_token_ids_are_of_32_bits_without_a_sign(name: str) -> None:
     for wrong in ((-1,), (2**32,), (1.0,), ("a",), None, 5):
         with pytest.raises(ParameterError) as caught:
             ask(**{name: wrong})
-        assert caught.value.param == "prompt"
+        assert caught.value.param == name
 
 
 def test_the_largest_id_is_that_of_prompt_and_output() -> None:
@@ -221,3 +221,22 @@ def test_biases_stop_ids_and_bad_words_have_to_fit_together() -> None:
     with pytest.raises(ParameterError, match="1025 single tokens"):
         ask(**fits, stop_ids=frozenset(range(22)))
     ask(sampling=evolve(biased, min_tokens=0), stop_ids=frozenset(range(99)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("id", 3),
+        ("width", "2"),
+        ("prompt", -1),
+        ("most", 1.5),
+        ("beam", True),
+        ("how", {}),
+    ],
+)
+def test_a_field_of_a_beam_s_round_is_refused_by_its_name(field: str, value: Any) -> None:
+    fields: dict[str, Any] = {"id": "s", "width": 1, "prompt": 2, "most": 4} | {
+        field: value
+    }
+    with pytest.raises(ParameterError, match=rf"beam_round\.{field}"):
+        BeamRound(**fields)

@@ -137,8 +137,8 @@ def test_only_what_has_the_field_goes_to_their_workers(trusting: Serving) -> Non
     pool = receiver.template_pool
     assert pool is not None
     for slot in pool._slots:
-        assert slot.worker is not None
-        start: Any = slot.worker._start
+        assert slot.input_worker is not None
+        start: Any = slot.input_worker._start
         (facts,) = start.args
         assert facts.reasoning_key == b""  # which no template needs
         assert facts.names == ("tiny",)
