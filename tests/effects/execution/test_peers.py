@@ -174,7 +174,7 @@ def test_after_a_block_did_not_come_others_are_hardly_waited_for(
     decode: Receiving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their sender may be gone, with the blocks of many requests."""
-    monkeypatch.setattr(inboxes, "SILENT_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(inboxes, "SILENT_WAIT_SECONDS", 0.1)
     times = list[float]()
     prefill = decode.sender()
     prefill.want(KEYS[:1], "d")
