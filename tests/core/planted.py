@@ -822,6 +822,7 @@ BUGS: Final = (
         "restart",
         "anew and config.by_chunk",
         "False",
+        "lifecycle/test_preempt.py",
     ),
     Bug(
         "one block of a window is enough",

@@ -21,7 +21,7 @@ def names(bugs: tuple[Bug, ...]) -> list[str]:
 def test_planted_bug_is_caught(bug: Bug) -> None:
     caught = find(bug)
     assert caught is not None, f"nothing objects to: {bug.seen}"
-    assert caught.turns > 0
+    assert bug.tests or caught.turns > 0
 
 
 @pytest.mark.parametrize("bug", [*ESCAPED[:1], *claimed(ESCAPED[1:])], ids=names(ESCAPED))
