@@ -7,7 +7,8 @@ cache.py, kv_format.py      the cache's interface to layers; how it stores token
 layers.py                   a decoder layer: an attention and a feed-forward
 gqa.py, mla.py              the attentions: sizes, weights, and the step of each
 dense.py, moe.py            the feed-forwards: the same of each
-linear.py, products.py      matrices, fused and sharded; the kernels that multiply
+linear.py                   matrices, fused and sharded
+products.py, product_context.py     the kernels that multiply, and what a step tells them
 weights.py                  the tree of weights, and a checkpoint's tensors in it
 rope_scaling.py, windows.py, attention_window.py    positions and sliding windows
 quantization.py, quantization_files.py              which matrices are quantized

@@ -174,7 +174,7 @@ def feed_dense(
         weights.gate_up,
         weights.down,
         sizes.activation,
+        step.products,
         step.communicator,
         weights.after,
-        fused=step.batch.fused,
     )

@@ -312,10 +312,12 @@ def attend_gqa(
     """Returns the residual stream with the attention of layer `index` added: of the
     tokens `keep`, or of all.
     """
-    qkv = norm_linear(hidden, weights.norm, weights.qkv)
+    qkv = norm_linear(hidden, weights.norm, weights.qkv, step.products)
     attended = step.cache.rotate_and_attend(step.batch, index, qkv, weights.heads)
     if keep is not None:
         # Of the other tokens, only keys and values are needed.
         hidden, attended = hidden.index_select(0, keep), attended.index_select(0, keep)
-    add_product(hidden, attended, weights.out, step.communicator, weights.after)
+    add_product(
+        hidden, attended, weights.out, step.products, step.communicator, weights.after
+    )
     return hidden

@@ -341,12 +341,16 @@ def attend_mla(
     """Returns the residual stream with the attention of layer `index` added: of the
     tokens `keep`, or of all.
     """
-    products = norm_linear(hidden, weights.norm, weights.inputs)
+    products = norm_linear(hidden, weights.norm, weights.inputs, step.products)
     query, latent = products.split_with_sizes(weights.inputs.parts, 1)
     if weights.query_norm is not None and weights.queries is not None:
-        query = norm_linear(query.contiguous(), weights.query_norm, weights.queries)
+        query = norm_linear(
+            query.contiguous(), weights.query_norm, weights.queries, step.products
+        )
     attended = step.cache.mix_latent(step.batch, index, query, latent, weights.latents)
     if keep is not None:
         hidden, attended = hidden.index_select(0, keep), attended.index_select(0, keep)
-    add_product(hidden, attended, weights.out, step.communicator, weights.after)
+    add_product(
+        hidden, attended, weights.out, step.products, step.communicator, weights.after
+    )
     return hidden

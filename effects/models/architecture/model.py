@@ -18,6 +18,7 @@ from minfer.effects.models.architecture.batch import Batch, ChunkedLogits, Tappe
 from minfer.effects.models.architecture.cache import PagedCache
 from minfer.effects.models.architecture.layers import attend, feed
 from minfer.effects.models.architecture.model_step import ModelStep
+from minfer.effects.models.architecture.product_context import ProductContext
 from minfer.effects.models.architecture.products import norm_linear
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import Weights
@@ -50,28 +51,29 @@ def forward(
     None: `communicator` does.
     """
     stage_io = communicator if stage_io is None else stage_io
+    products = ProductContext(batch.tokens.is_cuda, batch.fused, batch.real)
     last, picked = len(spec.layers) - 1, _picked_tokens(batch)
     with torch.inference_mode():
         # [tokens, hidden]
         hidden = _enter_stage(spec, weights, batch.tokens, communicator, stage_io)
-        step = ModelStep(batch, cache, communicator, batch.real)
+        step = ModelStep(batch, cache, communicator, products)
         for index, (layer, layer_weights) in enumerate(
             zip(spec.layers, weights.layers, strict=True)
         ):
             # The last layer continues with fewer tokens.
             keep = picked if index == last and spec.rank_info.is_last_stage else None
             hidden = attend(layer_weights, hidden, index, step, keep)
-            if keep is not None and step.real is not None:
-                step = evolve(step, real=step.real.index_select(0, keep))
+            if keep is not None:
+                step = evolve(step, products=step.products.select(keep))
             feed(layer, layer_weights, hidden, step)
         if not spec.rank_info.is_last_stage:
             stage_io.send(hidden)
             return hidden[:0]
         if batch.scored is not None:
-            hidden = _score_tokens(spec, batch.scored, hidden, weights, communicator)
+            hidden = _score_tokens(spec, batch.scored, hidden, weights, step)
         if batch.tap is not None:
             hidden = _copy_tapped_states(batch.tap, hidden, weights.norm)
-        return norm_linear(hidden, weights.norm, weights.lm_head)
+        return norm_linear(hidden, weights.norm, weights.lm_head, step.products)
 
 
 def _enter_stage(
@@ -123,7 +125,7 @@ def _score_tokens(
     scored: ChunkedLogits,
     hidden: Tensor,
     weights: Weights,
-    communicator: Communicator,
+    step: ModelStep,
 ) -> Tensor:
     """Pass the logits of scored tokens, which come last, to `take`; returns the others'
     states.
@@ -131,8 +133,10 @@ def _score_tokens(
     num_others = len(hidden) - len(scored.tokens)
     scored_hidden = hidden[num_others:]
     for span in scored.spans():
-        logits = norm_linear(scored_hidden[span], weights.norm, weights.lm_head)
-        scored.take(span.start, whole_logits(logits, spec.vocab_size, communicator))
+        logits = norm_linear(
+            scored_hidden[span], weights.norm, weights.lm_head, step.products
+        )
+        scored.take(span.start, whole_logits(logits, spec.vocab_size, step.communicator))
     return hidden[:num_others]
 
 

@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from minfer.effects.models.architecture.cache import PagedCache
+from minfer.effects.models.architecture.product_context import ProductContext
 from minfer.effects.models.ranks import Communicator
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from minfer.effects.models.architecture.batch import Batch
 
 
@@ -20,6 +19,4 @@ class ModelStep:
     batch: "Batch"
     cache: PagedCache
     communicator: Communicator  # of the ranks that run it, each with its part
-    # [tokens] bool: False for padding, which is sent to no expert; None: there is none,
-    # or there are no experts
-    real: "Tensor | None" = None
+    products: ProductContext

@@ -32,6 +32,7 @@ from minfer.effects.models.architecture.linear import (
     matrix_parts,
 )
 from minfer.effects.models.architecture.model_step import ModelStep
+from minfer.effects.models.architecture.product_context import ProductContext
 from minfer.effects.models.architecture.products import (
     add_experts,
     add_part,
@@ -406,17 +407,23 @@ def feed_moe(sizes: MoE, weights: MoEWeights, hidden: "Tensor", step: ModelStep)
         step.communicator.rank_info.has_whole_matrices and weights.after is None
     )
     total = hidden if adds_directly else hidden.new_zeros(hidden.shape)
-    choice = route(x, weights.router, step.real)
-    add_experts(total, x, weights.experts, choice)
+    choice = route(x, weights.router, step.products)
+    add_experts(total, x, weights.experts, choice, step.products)
     if weights.shared is not None:
-        _add_shared(sizes, weights.shared, total, x)
+        _add_shared(sizes, weights.shared, total, x, step.products)
     if not adds_directly:
         add_part(hidden, total, step.communicator, weights.after)
 
 
-def _add_shared(sizes: MoE, shared: SharedWeights, total: "Tensor", x: "Tensor") -> None:
+def _add_shared(
+    sizes: MoE,
+    shared: SharedWeights,
+    total: "Tensor",
+    x: "Tensor",
+    context: ProductContext,
+) -> None:
     """Add the shared experts of normalised tokens `x`; of ranks, this one's part."""
-    inner = gated(x, shared.gate_up, sizes.activation)
+    inner = gated(x, shared.gate_up, sizes.activation, context)
     if shared.gate is not None:
-        inner = inner * linear(x, shared.gate).sigmoid()
-    add_product(total, inner, shared.down, SINGLE_RANK)
+        inner = inner * linear(x, shared.gate, context).sigmoid()
+    add_product(total, inner, shared.down, context, SINGLE_RANK)

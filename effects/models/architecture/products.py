@@ -11,6 +11,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from minfer.effects.models.architecture.product_context import ProductContext
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.ranks import Communicator
 from minfer.kernels.leaves import (
@@ -26,15 +27,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def norm_linear(x: "Tensor", norm: Norm, leaf: Linear) -> "Tensor":
+def norm_linear(
+    x: "Tensor", norm: Norm, leaf: Linear, context: ProductContext
+) -> "Tensor":
     """Returns the product with normalised rows: [tokens, inputs] -> [tokens, outputs]."""
-    product: Tensor = _kernels(leaf).norm_linear(x, norm, leaf)
+    product: Tensor = _kernels(leaf, on_gpu=context.on_gpu).norm_linear(x, norm, leaf)
     return product
 
 
-def linear(x: "Tensor", leaf: Linear) -> "Tensor":
+def linear(x: "Tensor", leaf: Linear, context: ProductContext) -> "Tensor":
     """Returns the product [tokens, outputs] with rows [tokens, inputs]."""
-    product: Tensor = _kernels(leaf).linear(x, leaf)
+    product: Tensor = _kernels(leaf, on_gpu=context.on_gpu).linear(x, leaf)
     return product
 
 
@@ -44,31 +47,32 @@ def feed(
     gate_up: Linear,
     down: Linear,
     activation: Activation,
+    context: ProductContext,
     communicator: Communicator,
     after: Norm | None = None,
-    *,
-    fused: bool,
 ) -> None:
     """Add activation(gate) * up of the normalised residual stream [tokens, hidden] and
     `gate_up`, multiplied with `down`, to it, as `add_product` does.
-
-    `fused` is as in `minfer.kernels.fused_linear.norm_gated`.
     """
-    kernels = _kernels(gate_up)
+    kernels = _kernels(gate_up, on_gpu=context.on_gpu)
     adds_directly = communicator.rank_info.has_whole_matrices and after is None
     if gate_up.scheme == down.scheme and hasattr(kernels, "feed"):
         out = residual if adds_directly else residual.new_zeros(residual.shape)
-        kernels.feed(out, residual, norm, gate_up, down, activation, fused)
+        kernels.feed(out, residual, norm, gate_up, down, activation, context.fused)
         if not adds_directly:
             add_part(residual, out, communicator, after)
     else:
-        inner = kernels.norm_gated(residual, norm, gate_up, activation, fused=fused)
-        add_product(residual, inner, down, communicator, after)
+        inner = kernels.norm_gated(
+            residual, norm, gate_up, activation, fused=context.fused
+        )
+        add_product(residual, inner, down, context, communicator, after)
 
 
-def gated(x: "Tensor", gate_up: Linear, activation: Activation) -> "Tensor":
+def gated(
+    x: "Tensor", gate_up: Linear, activation: Activation, context: ProductContext
+) -> "Tensor":
     """Returns activation(gate) * up of rows that are normalised already."""
-    kernels = _kernels(gate_up)
+    kernels = _kernels(gate_up, on_gpu=context.on_gpu)
     product: Tensor = kernels.gated_mul(kernels.linear(x, gate_up), activation)
     return product
 
@@ -77,6 +81,7 @@ def add_product(
     residual: "Tensor",
     x: "Tensor",
     leaf: Linear,
+    context: ProductContext,
     communicator: Communicator,
     after: Norm | None = None,
 ) -> None:
@@ -87,9 +92,9 @@ def add_product(
     summed over the ranks, then added. With one rank, the kernel adds the product.
     """
     if communicator.rank_info.has_whole_matrices and after is None:
-        _kernels(leaf).linear_add(residual, x, leaf)
+        _kernels(leaf, on_gpu=context.on_gpu).linear_add(residual, x, leaf)
         return
-    add_part(residual, linear(x, leaf), communicator, after)
+    add_part(residual, linear(x, leaf, context), communicator, after)
 
 
 def add_part(
@@ -109,35 +114,37 @@ def normalise(x: "Tensor", norm: Norm) -> "Tensor":
     return normalised
 
 
-def route(x: "Tensor", router: ExpertRouter, real: "Tensor | None") -> ChosenExperts:
+def route(x: "Tensor", router: ExpertRouter, context: ProductContext) -> ChosenExperts:
     """Returns the experts of normalised tokens [tokens, hidden]; padding gets none."""
-    name = "router" if x.is_cuda else "plain_experts"
-    choice: ChosenExperts = _module(name).route(x, router, real)
+    name = "router" if context.on_gpu else "plain_experts"
+    choice: ChosenExperts = _module(name).route(x, router, context.real)
     return choice
 
 
 def add_experts(
-    residual: "Tensor", x: "Tensor", experts: Experts, choice: ChosenExperts
+    residual: "Tensor",
+    x: "Tensor",
+    experts: Experts,
+    choice: ChosenExperts,
+    context: ProductContext,
 ) -> None:
     """Add the weighted sum of each token's experts to `residual` [tokens, hidden]."""
-    kernels = _kernels(experts.down, experts=True)
+    kernels = _kernels(experts.down, on_gpu=context.on_gpu, experts=True)
     kernels.add_experts(residual, x, experts, choice)
 
 
 def in_kernel_layout(leaf: Linear) -> Linear:
     """Returns a leaf with loaded weights, in the layout of its kernels."""
-    kernels = _kernels(leaf, experts=leaf.weight.dim() == 3)
+    kernels = _kernels(leaf, on_gpu=leaf.weight.is_cuda, experts=leaf.weight.dim() == 3)
     prepare = getattr(kernels, "prepare", None)
     return leaf if prepare is None else prepare(leaf)
 
 
-def _kernels(leaf: Linear, *, experts: bool = False) -> Any:
+def _kernels(leaf: Linear, *, on_gpu: bool, experts: bool = False) -> Any:
     """Returns the module of kernels that multiplies with this leaf."""
     scheme = leaf.scheme
     matrices, mixtures = (
-        (scheme.gpu, scheme.gpu_experts)
-        if leaf.weight.is_cuda
-        else (scheme.cpu, scheme.cpu_experts)
+        (scheme.gpu, scheme.gpu_experts) if on_gpu else (scheme.cpu, scheme.cpu_experts)
     )
     if not (name := mixtures if experts else matrices):
         raise UnsupportedModelError(

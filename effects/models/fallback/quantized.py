@@ -13,6 +13,7 @@ from typing import Any
 from attrs import evolve, frozen
 from torch import Tensor, nn
 
+from minfer.effects.models.architecture.product_context import ProductContext
 from minfer.effects.models.architecture.products import in_kernel_layout, linear
 from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.spec import ModelSpec
@@ -32,7 +33,7 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns x @ weight.T + bias: [..., inputs] -> [..., outputs]."""
-        product = linear(x.flatten(0, -2), self.leaf)
+        product = linear(x.flatten(0, -2), self.leaf, ProductContext(x.is_cuda))
         return product.view(*x.shape[:-1], product.shape[-1])
 
     def _apply(self, change: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:

@@ -8,6 +8,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from minfer.effects.models.architecture.linear import LinearSizes
+from minfer.effects.models.architecture.product_context import ProductContext
 from minfer.effects.models.architecture.products import add_product, feed, norm_linear
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.ranks import SINGLE_RANK, Parallel, RankInfo, SingleRank
@@ -16,6 +17,7 @@ from minfer.kernels.leaves import PLAIN, Norm, Shard
 from tests.effects.models.architecture.test_linear import filled
 
 SIZES = LinearSizes(("down",), (16,), 24, Shard.ROW, bias=True)
+CONTEXT = ProductContext(on_gpu=False)
 X, NORM = torch.randn(5, 24), Norm(torch.rand(24), 1e-6)
 
 
@@ -31,11 +33,11 @@ class Twice(SingleRank):
 
 def test_products_are_the_kernels_own() -> None:
     linear = filled(SIZES)
-    product = norm_linear(X, NORM, linear)
+    product = norm_linear(X, NORM, linear, CONTEXT)
     assert product.equal(plain.norm_linear(X, NORM, linear))
     down = filled(LinearSizes(("down",), (24,), 8, Shard.ROW))
     residual, expected = X.clone(), X.clone()
-    feed(residual, NORM, linear, down, "silu", SINGLE_RANK, fused=False)
+    feed(residual, NORM, linear, down, "silu", CONTEXT, SINGLE_RANK)
     plain.linear_add(expected, plain.norm_gated(X, NORM, linear), down)
     assert residual.equal(expected)
 
@@ -54,7 +56,7 @@ def test_on_one_rank_the_product_is_added_within_the_kernel(
         real(*args)
 
     monkeypatch.setattr(plain, "linear_add", recorded)
-    add_product(residual, X, linear, SINGLE_RANK)
+    add_product(residual, X, linear, CONTEXT, SINGLE_RANK)
     [arguments] = calls
     for passed, argument in zip(arguments, (residual, X, linear), strict=True):
         assert passed is argument
@@ -68,15 +70,15 @@ def test_a_feed_forward_is_summed_and_normalised_before_it_is_added() -> None:
     feed_of_x = plain.norm_gated(X, NORM, linear)
     plain.linear_add(partial, feed_of_x, down)
     residual, twice = X.clone(), Twice(RankInfo(0, Parallel(tensor=2)))
-    feed(residual, NORM, linear, down, "silu", twice, NORM, fused=False)
+    feed(residual, NORM, linear, down, "silu", CONTEXT, twice, NORM)
     torch.testing.assert_close(residual, X + plain.rms_norm(2 * partial, NORM))
 
 
 def test_schemes_without_kernels_are_refused_by_name() -> None:
     linear = evolve(filled(SIZES), scheme=evolve(PLAIN, name="fp8", cpu=""))
     with pytest.raises(UnsupportedModelError, match="no kernels for fp8"):
-        norm_linear(X, NORM, linear)
+        norm_linear(X, NORM, linear, CONTEXT)
     with pytest.raises(UnsupportedModelError, match="fp8"):
-        feed(X, NORM, linear, linear, "silu", SINGLE_RANK, fused=False)
+        feed(X, NORM, linear, linear, "silu", CONTEXT, SINGLE_RANK)
     with pytest.raises(UnsupportedModelError, match="fp8"):
-        add_product(torch.zeros(5, 16), X, linear, SINGLE_RANK)
+        add_product(torch.zeros(5, 16), X, linear, CONTEXT, SINGLE_RANK)
