@@ -30,7 +30,7 @@ CASES: Final = {
     "0.5B": ("batch 1", "batch 8", "batch 256", "nano"),
 }
 WARM: Final = 2  # runs of each case that do not count
-PAIRS: Final = 5
+PAIRS: Final = 10
 # Seconds before the first run: an idle engine captures graphs, which would slow the other
 # one down.
 REST_SECONDS: Final = 50.0
