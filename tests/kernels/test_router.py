@@ -51,11 +51,12 @@ def router(
     hidden: int = 16,
     corrected: bool = False,
     dtype: torch.dtype = torch.float32,
+    device: str = DEVICE,
 ) -> ExpertRouter:
     draw = torch.Generator().manual_seed(experts)
 
     def randn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=draw).to(DEVICE)
+        return torch.randn(shape, generator=draw).to(device)
 
     return ExpertRouter(
         weight=randn(experts, hidden).to(dtype),
@@ -155,7 +156,7 @@ def test_no_tokens() -> None:
 
 
 def test_the_reference(device: str) -> None:
-    chooser, x = router(RoutingRule(2), 7), tokens(1).to(device)
+    chooser, x = router(RoutingRule(2), 7, device=device), tokens(1).to(device)
     same(route(x, chooser), plain_experts.route(x, chooser))
 
 

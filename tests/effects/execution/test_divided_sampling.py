@@ -22,6 +22,9 @@ from minfer.records.request import Request, SamplingParams
 from tests.core.executing import opened
 from tests.effects.models.rank_threads import ThreadRanks, on_ranks
 
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="ranks on GPUs: bench/ranks_gpu.py"
+)
 CPU = torch.device("cpu")
 VOCAB, CHUNK, PART = 90, 32, 64  # the second rank has tokens 64 to 89
 WANTS = {

@@ -12,7 +12,12 @@ from minfer.effects.execution.warming import step_costs as measured
 from minfer.effects.execution.warming.step_costs import step_costs
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE, HOST, RULES, Speculation
-from tests.effects.execution.tiny_engine import VOCAB, Model, make_executor
+from tests.effects.execution.tiny_engine import (
+    VOCAB,
+    Model,
+    make_executor,
+    on_device,
+)
 
 pytestmark = pytest.mark.usefixtures("device_kind")
 CONFIG = EngineConfig(
@@ -100,7 +105,9 @@ def test_no_step_is_tried_that_there_is_no_room_for(
 def test_steps_that_others_held_up_do_not_count(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    executor = make_executor(CONFIG, model.spec, on_device(model.weights))
     clock = iter([0, 9, 10, 17, 20, 23, 30, 38, 40, 49, 50, 54.0])  # the third is quick
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-    dummy_runner = make_executor(CONFIG, model.spec, model.weights).dummy_runner
-    assert measured._seconds(dummy_runner, StepShape(decode_rows=1, draws=1)) == 3
+    assert (
+        measured._seconds(executor.dummy_runner, StepShape(decode_rows=1, draws=1)) == 3
+    )
