@@ -7,7 +7,7 @@
     formats/        how published checkpoints store quantized matrices
     gguf/           reads GGUF files as the Hugging Face checkpoints they are made from
 
-families.py is the table of supported architectures; fields.py lists which fields of a
+families/ is the table of supported architectures; fields.py lists which fields of a
 config.json are refused; config_reader.py reads typed values from it. parts.py describes
 a checkpoint's tensors as parts of the weights, ranks.py what ranks share and exchange.
 """

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from minfer.effects.models.config_reader import ConfigReader
-from minfer.effects.models.families import Family
+from minfer.effects.models.families.family import Family
 
 # Fields with the values that ask for nothing, in all families.
 NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {

@@ -22,7 +22,7 @@ from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import feed
 from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.config_reader import ConfigReader
-from minfer.effects.models.families import Family
+from minfer.effects.models.families.family import Family
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import RankInfo
 from minfer.kernels.leaves import Activation, Linear, Norm, Shard

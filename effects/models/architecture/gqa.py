@@ -34,7 +34,7 @@ from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.rope_scaling import FULL, SLIDING, Rope
 from minfer.effects.models.architecture.windows import read_windows
 from minfer.effects.models.config_reader import ConfigReader
-from minfer.effects.models.families import Family
+from minfer.effects.models.families.family import Family
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import RankInfo
 from minfer.kernels.leaves import HeadWeights, Linear, Norm, Shard

@@ -54,7 +54,7 @@ from minfer.effects.models.architecture.products import in_kernel_layout
 from minfer.effects.models.architecture.quantization import PLAIN_FORM, CheckpointForm
 from minfer.effects.models.architecture.rope_scaling import FULL, parse_ropes
 from minfer.effects.models.config_reader import ConfigReader
-from minfer.effects.models.families import Family
+from minfer.effects.models.families.family import Family
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import RankInfo
 from minfer.kernels.leaves import ExpertRouter, LatentWeights, Linear, Norm

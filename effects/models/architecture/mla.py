@@ -38,7 +38,7 @@ from minfer.effects.models.architecture.products import add_product, norm_linear
 from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.rope_scaling import Rope, softmax_factor
 from minfer.effects.models.config_reader import ConfigReader
-from minfer.effects.models.families import Family
+from minfer.effects.models.families.family import Family
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import RankInfo
 from minfer.kernels.leaves import LatentWeights, Linear, Norm, Shard

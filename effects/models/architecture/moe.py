@@ -44,7 +44,7 @@ from minfer.effects.models.architecture.products import (
 )
 from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.config_reader import ConfigReader
-from minfer.effects.models.families import ExpertKeys, Family
+from minfer.effects.models.families.family import ExpertKeys, Family
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import SINGLE_RANK, RankInfo
 from minfer.kernels.leaves import (

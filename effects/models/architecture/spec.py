@@ -15,7 +15,7 @@ from minfer.effects.models.architecture.linear import LinearSizes, NormRule
 from minfer.effects.models.architecture.moe import MoE
 from minfer.effects.models.architecture.quantization import Quantization
 from minfer.effects.models.config_reader import UnsupportedModelError
-from minfer.effects.models.families import Family
+from minfer.effects.models.families.family import Family
 from minfer.effects.models.ranks import WHOLE_MODEL, RankInfo
 from minfer.kernels.leaves import PLAIN, Scheme
 

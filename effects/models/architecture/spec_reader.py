@@ -10,7 +10,8 @@ from minfer.effects.models.architecture.refusals import refuse_kind
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.config_reader import ConfigReader, ModelConfigError
 from minfer.effects.models.dtypes import DTYPE_BYTES
-from minfer.effects.models.families import BY_MODEL_TYPE, FAMILIES, Family
+from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.table import BY_MODEL_TYPE, FAMILIES
 from minfer.effects.models.fields import check_fields
 
 RMS_NORM_EPS = 1e-6  # where a config has none

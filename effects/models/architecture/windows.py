@@ -2,7 +2,7 @@
 
 from minfer.effects.models.architecture.rope_scaling import FULL, KINDS, SLIDING
 from minfer.effects.models.config_reader import ConfigReader
-from minfer.effects.models.families import Family
+from minfer.effects.models.families.family import Family
 
 
 def read_windows(reader: ConfigReader, family: Family) -> tuple[int | None, ...]:

@@ -44,7 +44,7 @@ from minfer.effects.models.checkpoint.write_safetensors import (
     write_file,
 )
 from minfer.effects.models.config_reader import UnknownModelError, UnsupportedModelError
-from minfer.effects.models.families import FAMILIES
+from minfer.effects.models.families.table import FAMILIES
 from minfer.effects.models.formats.write_compressed_tensors import (
     CONFIGS,
     quantization_config,

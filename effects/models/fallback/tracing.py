@@ -27,7 +27,7 @@ from minfer.effects.models.architecture.spec_reader import read_dtype
 from minfer.effects.models.config_reader import ConfigReader, UnsupportedModelError
 from minfer.effects.models.fallback.classes import HuggingFaceModel, quiet, resolve
 from minfer.effects.models.fallback.paged import own_mask, refuse_extras
-from minfer.effects.models.families import Family
+from minfer.effects.models.families.family import Family
 from minfer.effects.models.parts import Renaming
 from minfer.kernels.leaves import Shard
 

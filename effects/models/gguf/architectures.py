@@ -6,7 +6,8 @@ from typing import Final
 from attrs import evolve, frozen
 
 from minfer.effects.models.config_reader import UnsupportedModelError
-from minfer.effects.models.families import BY_MODEL_TYPE, Family
+from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.table import BY_MODEL_TYPE
 from minfer.effects.models.gguf.metadata import GgufMetadata
 
 EXPERT_COUNT: Final = ".expert_count"
@@ -26,7 +27,7 @@ class Architecture:
 
     @property
     def family(self) -> Family:
-        """The row of the table of families (families.py)."""
+        """The row of the table of families (families/)."""
         return BY_MODEL_TYPE[self.model_type]
 
     @property

@@ -8,7 +8,7 @@ import transformers
 
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
-from minfer.effects.models.families import BY_MODEL_TYPE
+from minfer.effects.models.families.table import BY_MODEL_TYPE
 from minfer.effects.models.fields import INERT, INERT_OF, NEUTRAL, NEUTRAL_OF
 from minfer.effects.models.layout.shapes import parameter_count
 from tests.effects.published_configs import BILLIONS, PUBLISHED

@@ -15,7 +15,7 @@ from minfer.effects.models.config_reader import (
     ModelConfigError,
     UnsupportedModelError,
 )
-from minfer.effects.models.families import BY_MODEL_TYPE, FAMILIES
+from minfer.effects.models.families.table import BY_MODEL_TYPE, FAMILIES
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.prepare import prepare
 from tests.effects.published_configs import PUBLISHED

@@ -10,7 +10,7 @@ import transformers
 
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.config_reader import ModelConfigError, UnsupportedModelError
-from minfer.effects.models.families import FAMILIES
+from minfer.effects.models.families.table import FAMILIES
 from tests.effects.tiny_families import ROPES, config_of
 from tests.effects.tiny_model import expected_tensors, gqa_of, read_spec
 

@@ -1,0 +1,22 @@
+"""Keys and values that rows of several files share."""
+
+from typing import Final
+
+from minfer.effects.models.families.family import ExpertKeys
+
+LLAMA: Final = {"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2}
+BIAS: Final = "attention_bias"
+SIGMOID: Final = ExpertKeys(
+    count=("num_local_experts", "n_routed_experts"),
+    shared_count="n_shared_experts",
+    first_dense="first_k_dense_replace",
+    scores="sigmoid",
+    correction=True,
+    float32=True,
+)
+MLA: Final = {
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}

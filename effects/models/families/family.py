@@ -1,0 +1,75 @@
+"""The family table: how models of one architecture differ from others.
+
+All are decoders with RMSNorm and rotary embedding. A family is a row, not a class.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from attrs import frozen
+
+from minfer.effects.models.parts import Renaming
+from minfer.kernels.leaves import Activation
+
+
+@frozen(kw_only=True)
+class ExpertKeys:
+    """How the configs of a family name what its experts are, and its checkpoints their
+    tensors.
+    """
+
+    count: tuple[str, ...]  # keys of the number of experts, the first that is there
+    inter: str = "moe_intermediate_size"  # of an expert's width
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    # Whether weights sum to 1, or the key of a flag that says so.
+    normalise: bool | str = "norm_topk_prob"
+    correction: bool = False  # scores are corrected before experts are chosen
+    float32: bool = False  # the router's logits are computed in float32
+    shared: str = ""  # the key of the width of shared experts
+    shared_count: str = ""  # or of their number, each as wide as an expert
+    shared_gate: bool = False  # a gate weighs the shared experts
+    first_dense: str = ""  # the key of the number of first layers that are dense
+    layer_types: str = ""  # or, with priority, of a list of "dense" and "sparse"
+    bias: bool = False  # router and experts have biases
+    router: str = "mlp.gate"  # tensors in a layer of a checkpoint
+    experts: str = "mlp.experts"
+    matrices: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    shared_experts: str = "mlp.shared_experts"
+    # Stacked tensors are [experts, in, out], and gates alternate with ups.
+    transposed: bool = False
+
+
+@frozen
+class Family:
+    """One row of the family table; see `layers.py` for the types of its layers."""
+
+    architecture: str
+    model_type: str
+    defaults: Mapping[str, Any]  # config values that transformers assumes when absent
+    # Where sliding windows are: in no layer, in every layer if there is a
+    # `sliding_window`, or, with `use_sliding_window`, in the layers from
+    # `max_window_layers` on, in each second of the others, or (`pattern`) in all but each
+    # `sliding_window_pattern`-th one. `layer_types` has priority, but for `uniform`: in
+    # every layer, and layers of several types are refused.
+    windows: Literal["none", "every", "uniform", "upper", "lower", "flag", "pattern"] = (
+        "none"
+    )
+    # Whether queries, keys and values have biases, or the key of a flag that says so.
+    qkv_bias: bool | str = False
+    out_bias: str = ""  # the flag of a bias of the product after attention
+    mlp_bias: str = ""  # and of dense feed-forwards
+    # Each query and key head is normalised before it is rotated; or a flag that says so.
+    qk_norm: bool | str = False
+    attention: Literal["gqa", "mla"] = "gqa"
+    experts: ExpertKeys | None = None  # None: all layers are dense
+    activation: Activation = "silu"
+    sinks: bool = False  # a logit of each head that takes part in the softmax (gpt-oss)
+    norm_offset: bool = False  # checkpoints store norms' factors less 1 (Gemma)
+    norm_after: bool = False  # results of sublayers are normalised before they are added
+    embedding_scale: bool = False  # embeddings times the root of their size (Gemma)
+    # The config's value whose root divides scores; empty: a head's dimensions.
+    score_scale: str = ""
+    ropes_by_kind: bool = False  # layers with and without windows have their own
+    partial_rotary: bool = False  # a part of a head's dimensions may turn
+    prefixes: tuple[str, ...] = ()  # further ones of tensors' names in checkpoints
+    renamings: tuple[Renaming, ...] = ()

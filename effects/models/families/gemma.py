@@ -1,0 +1,39 @@
+"""Rows of the family table: Gemma, of Google."""
+
+from typing import Final
+
+from minfer.effects.models.families.common import BIAS
+from minfer.effects.models.families.family import Family
+
+ROWS: Final = (
+    Family(
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        {
+            "vocab_size": 262208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 131072,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 6,
+            "tie_word_embeddings": True,
+            "eos_token_id": 1,
+        },
+        "pattern",
+        BIAS,
+        BIAS,
+        qk_norm=True,
+        activation="gelu_tanh",
+        norm_offset=True,
+        norm_after=True,
+        embedding_scale=True,
+        score_scale="query_pre_attn_scalar",
+        ropes_by_kind=True,
+        prefixes=("language_model.",),
+    ),
+)

@@ -1,0 +1,56 @@
+"""Rows of the family table: GLM, of Z.ai."""
+
+from typing import Final
+
+from attrs import evolve
+
+from minfer.effects.models.families.common import BIAS, MLA, SIGMOID
+from minfer.effects.models.families.family import Family
+
+ROWS: Final = (
+    Family(
+        "Glm4MoeForCausalLM",
+        "glm4_moe",
+        {
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
+            "moe_intermediate_size": 1408,
+            "num_experts_per_tok": 8,
+            "n_shared_experts": 1,
+            "n_routed_experts": 128,
+            "routed_scaling_factor": 1.0,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+        },
+        qkv_bias=BIAS,
+        qk_norm="use_qk_norm",
+        partial_rotary=True,
+        experts=SIGMOID,
+    ),
+    Family(  # GLM-4.7-Flash
+        "Glm4MoeLiteForCausalLM",
+        "glm4_moe_lite",
+        MLA
+        | {
+            "max_position_embeddings": 202752,
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 1,
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "moe_intermediate_size": 1536,
+            "num_experts_per_tok": 4,
+            "n_shared_experts": 1,
+            "n_routed_experts": 64,
+            "routed_scaling_factor": 1.8,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+        },
+        qkv_bias=BIAS,
+        out_bias=BIAS,
+        attention="mla",
+        experts=evolve(SIGMOID, layer_types="mlp_layer_types"),
+    ),
+)

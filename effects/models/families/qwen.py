@@ -1,0 +1,58 @@
+"""Rows of the family table: Qwen, of Alibaba."""
+
+from typing import Final
+
+from minfer.effects.models.families.common import BIAS
+from minfer.effects.models.families.family import ExpertKeys, Family
+
+_QWEN: Final = {"max_position_embeddings": 32768, "num_key_value_heads": 32}
+_QWEN2: Final = _QWEN | {"sliding_window": 4096, "max_window_layers": 28}
+_QWEN3: Final = _QWEN2 | {"head_dim": 128}
+_SPARSE: Final = {"decoder_sparse_step": 1, "mlp_only_layers": []}
+_QWEN_EXPERTS: Final = ExpertKeys(count=("num_experts", "num_local_experts"))
+ROWS: Final = (
+    Family("Qwen2ForCausalLM", "qwen2", _QWEN2, "upper", True),
+    Family("Qwen3ForCausalLM", "qwen3", _QWEN3, "upper", BIAS, BIAS, qk_norm=True),
+    Family(
+        "Qwen2MoeForCausalLM",
+        "qwen2_moe",
+        _SPARSE
+        | {
+            "max_position_embeddings": 32768,
+            "num_key_value_heads": 16,
+            "sliding_window": 4096,
+            "max_window_layers": 28,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+            "num_experts_per_tok": 4,
+            "num_experts": 60,
+            "qkv_bias": True,
+        },
+        "lower",
+        "qkv_bias",
+        experts=ExpertKeys(
+            count=("num_experts",),
+            shared="shared_expert_intermediate_size",
+            shared_gate=True,
+            shared_experts="mlp.shared_expert",
+        ),
+    ),
+    Family(
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        _SPARSE
+        | {
+            "max_position_embeddings": 32768,
+            "num_key_value_heads": 4,
+            "sliding_window": 4096,
+            "moe_intermediate_size": 768,
+            "num_experts_per_tok": 8,
+            "num_local_experts": 128,
+        },
+        "flag",
+        BIAS,
+        BIAS,
+        qk_norm=True,
+        experts=_QWEN_EXPERTS,
+    ),
+)

@@ -1,0 +1,27 @@
+"""The family table: all rows, by the names that configs have for them."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from minfer.effects.models.families import (
+    deepseek,
+    gemma,
+    glm,
+    gpt_oss,
+    llama,
+    mistral,
+    qwen,
+)
+from minfer.effects.models.families.family import Family
+
+_ROWS: Final = (
+    *qwen.ROWS,
+    *llama.ROWS,
+    *mistral.ROWS,
+    *glm.ROWS,
+    *deepseek.ROWS,
+    *gpt_oss.ROWS,
+    *gemma.ROWS,
+)
+FAMILIES: Final[Mapping[str, Family]] = {row.architecture: row for row in _ROWS}
+BY_MODEL_TYPE: Final[Mapping[str, Family]] = {row.model_type: row for row in _ROWS}
