@@ -15,7 +15,7 @@ from minfer.effects.models.architecture.linear import (
     NormRule,
     WeightMaker,
     bias_parts,
-    norm_part,
+    sublayer_norm_parts,
     weight_parts,
 )
 from minfer.effects.models.architecture.model_step import ModelStep
@@ -82,7 +82,7 @@ class Dense:
     @property
     def parameters(self) -> int:
         """Elements of all weights, the norms included."""
-        norms = self.hidden_size * (1 + self.norms.after)
+        norms = self.norms.elements(self.hidden_size)
         return self.gate_up.elements + self.down.elements + norms
 
     @property
@@ -105,7 +105,7 @@ class Dense:
 class DenseWeights:
     """The weights of one layer's feed-forward."""
 
-    norm: Norm  # [hidden], of the input
+    norm: Norm | None  # [hidden], of the input
     gate_up: Linear
     down: Linear
     after: Norm | None = None  # [hidden], of the result
@@ -126,31 +126,20 @@ def read_dense(reader: ConfigReader, family: Family, norms: NormRule) -> Dense:
 
 def empty_dense(sizes: Dense, make: WeightMaker) -> DenseWeights:
     """Returns uninitialised weights of these sizes."""
-    norms = sizes.norms
+    before, after = make.sublayer_norms(sizes.hidden_size, sizes.norms)
     return DenseWeights(
-        norm=make.norm(sizes.hidden_size, norms),
+        norm=before,
         gate_up=make.linear(sizes.gate_up),
         down=make.linear(sizes.down),
-        after=make.norm(sizes.hidden_size, norms) if norms.after else None,
+        after=after,
     )
-
-
-def feed_norm_parts(
-    norm: Norm, after: Norm | None, rule: NormRule
-) -> Iterator[WeightPart]:
-    """Yields the norms of a feed-forward, as a layer of a checkpoint names them."""
-    if after is None:
-        yield norm_part("post_attention_layernorm", norm, rule)
-        return
-    yield norm_part("pre_feedforward_layernorm", norm, rule)
-    yield norm_part("post_feedforward_layernorm", after, rule)
 
 
 def dense_parts(
     sizes: Dense, weights: DenseWeights, form: CheckpointForm
 ) -> Iterator[WeightPart]:
     """Yields the tensors of a layer of a checkpoint, with their targets."""
-    yield from feed_norm_parts(weights.norm, weights.after, sizes.norms)
+    yield from sublayer_norm_parts(weights.norm, weights.after, sizes.norms)
     yield from dense_matrix_parts(sizes, weights.gate_up, weights.down, form)
 
 

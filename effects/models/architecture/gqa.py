@@ -26,6 +26,7 @@ from minfer.effects.models.architecture.linear import (
     WeightMaker,
     bias_parts,
     norm_part,
+    sublayer_norm_parts,
     weight_parts,
 )
 from minfer.effects.models.architecture.model_step import ModelStep
@@ -132,7 +133,7 @@ class GQA:
     @property
     def parameters(self) -> int:
         """Elements of all weights, norms included."""
-        norms = self.hidden_size * (1 + self.norms.after)
+        norms = self.norms.elements(self.hidden_size)
         norms += 2 * self.head_dim * self.qk_norm
         return self.qkv.elements + self.out.elements + norms + self.heads * self.sinks
 
@@ -196,7 +197,7 @@ def partial_ranges(rows: int, kv_heads: int, length: int) -> int:
 class GQAWeights:
     """The weights of one layer's attention."""
 
-    norm: Norm  # [hidden], of the input
+    norm: Norm | None  # [hidden], of the input
     qkv: Linear
     heads: HeadWeights
     out: Linear
@@ -252,8 +253,9 @@ def empty_gqa(sizes: GQA, make: WeightMaker) -> GQAWeights:
     def norm(size: int, exists: bool) -> Norm | None:
         return make.norm(size, sizes.norms) if exists else None
 
+    before, after = make.sublayer_norms(sizes.hidden_size, sizes.norms)
     return GQAWeights(
-        norm=make.norm(sizes.hidden_size, sizes.norms),
+        norm=before,
         qkv=make.linear(sizes.qkv),
         heads=HeadWeights(
             q_norm=norm(sizes.head_dim, sizes.qk_norm),
@@ -261,7 +263,7 @@ def empty_gqa(sizes: GQA, make: WeightMaker) -> GQAWeights:
             sinks=make.vector(sizes.heads, "float32") if sizes.sinks else None,
         ),
         out=make.linear(sizes.out),
-        after=norm(sizes.hidden_size, sizes.norms.after),
+        after=after,
     )
 
 
@@ -270,7 +272,7 @@ def gqa_parts(
 ) -> Iterator[WeightPart]:
     """Yields the tensors of a layer of a checkpoint, with their targets."""
     norms, heads = sizes.norms, weights.heads
-    yield norm_part("input_layernorm", weights.norm, norms)
+    yield from sublayer_norm_parts(weights.norm, weights.after, norms)
     order = None if sizes.rope is None else sizes.rope.order(sizes.head_dim)
     for weight_part in (
         *weight_parts(sizes.qkv, weights.qkv, form),
@@ -286,8 +288,6 @@ def gqa_parts(
         yield WeightPart("self_attn.sinks", heads.sinks)
     yield from weight_parts(sizes.out, weights.out, form)
     yield from bias_parts(sizes.out, weights.out)
-    if weights.after is not None:
-        yield norm_part("post_attention_layernorm", weights.after, norms)
 
 
 def _ordered(weight_part: WeightPart, order: list[int] | None) -> WeightPart:

@@ -139,13 +139,18 @@ def read_layers(
     ropes, context = parse_ropes(
         reader, by_kind=family.ropes_by_kind, partial=family.partial_rotary
     )
+    names = family.norm_names
+    attention_norms = evolve(
+        norms, before_name=names.before_attention, after_name=names.after_attention
+    )
+    feed_norms = evolve(norms, before_name=names.before_feed, after_name=names.after_feed)
     attentions: tuple[Attention, ...]
     match family.attention:
         case "gqa":
-            attentions = read_gqa(reader, family, norms, ropes)
+            attentions = read_gqa(reader, family, attention_norms, ropes)
         case "mla":
-            attentions = read_mla(reader, family, norms, ropes[FULL])
-    feed_forwards = _feed_forwards(reader, family, norms, len(attentions))
+            attentions = read_mla(reader, family, attention_norms, ropes[FULL])
+    feed_forwards = _feed_forwards(reader, family, feed_norms, len(attentions))
     return tuple(map(Layer, attentions, feed_forwards)), context
 
 

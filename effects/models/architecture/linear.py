@@ -86,12 +86,28 @@ class NormRule:
     eps: float
     # Checkpoints store factors less 1; the product with them is in float32 (Gemma).
     offset: bool = False
-    # The sublayer's result is normalised too, before it is added (Gemma).
-    after: bool = False
+    # Names in a layer of a checkpoint of the norm of the sublayer's input, and of that of
+    # its result, before it is added; empty: there is no such norm.
+    before_name: str = "input_layernorm"
+    after_name: str = ""
+
+    @property
+    def before(self) -> bool:
+        """Whether the sublayer's input is normalised."""
+        return bool(self.before_name)
+
+    @property
+    def after(self) -> bool:
+        """Whether the sublayer's result is normalised, before it is added."""
+        return bool(self.after_name)
+
+    def elements(self, hidden_size: int) -> int:
+        """Returns the factors of a sublayer's norms."""
+        return hidden_size * (self.before + self.after)
 
     def float32_elements(self, hidden_size: int) -> int:
-        """Returns the factors of a sublayer's norms that are kept in float32."""
-        return hidden_size * (1 + self.after) * self.offset
+        """Returns those that are kept in float32."""
+        return self.elements(hidden_size) * self.offset
 
 
 @frozen
@@ -186,6 +202,13 @@ class WeightMaker:
         """Returns a norm of `size` elements."""
         return Norm(self.vector(size, "float32" if rule.offset else None), rule.eps)
 
+    def sublayer_norms(
+        self, hidden_size: int, rule: NormRule
+    ) -> tuple[Norm | None, Norm | None]:
+        """Returns the norms of a sublayer's input and of its result, if it has them."""
+        before = self.norm(hidden_size, rule) if rule.before else None
+        return before, self.norm(hidden_size, rule) if rule.after else None
+
     def tensor(self, *shape: int, dtype: str | None = None) -> "Tensor":
         """Returns a tensor in `dtype`, of torch, or the activations'."""
         import torch
@@ -230,6 +253,15 @@ def bias_parts(sizes: LinearSizes, linear: Linear) -> Iterator[WeightPart]:
             sizes.names, linear.bias.split_with_sizes(linear.parts), strict=True
         ):
             yield WeightPart(f"{name}.bias", bias, on_one_rank=sizes.shard is Shard.ROW)
+
+
+def sublayer_norm_parts(
+    before: Norm | None, after: Norm | None, rule: NormRule
+) -> Iterator[WeightPart]:
+    """Yields the norms of a sublayer, as a layer of a checkpoint names them."""
+    for name, norm in ((rule.before_name, before), (rule.after_name, after)):
+        if norm is not None:
+            yield norm_part(name, norm, rule)
 
 
 def norm_part(name: str, norm: Norm, rule: NormRule) -> WeightPart:

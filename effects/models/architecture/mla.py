@@ -31,6 +31,7 @@ from minfer.effects.models.architecture.linear import (
     WeightMaker,
     bias_parts,
     norm_part,
+    sublayer_norm_parts,
     weight_parts,
 )
 from minfer.effects.models.architecture.model_step import ModelStep
@@ -160,7 +161,7 @@ class MLA:
         """Elements of all weights, norms and biases included."""
         latent_norms = self.rank + (self.query_rank or 0)
         biases = self.latent_dim + (self.query_rank or 0) if self.bias else 0
-        out = self.hidden_size * (1 + self.norms.after + self.out_bias)
+        out = self.norms.elements(self.hidden_size) + self.hidden_size * self.out_bias
         matrices = sum(matrix.matrix_elements for matrix in self.matrices)
         return matrices + latent_norms + biases + out
 
@@ -224,7 +225,7 @@ class MLA:
 class MLAWeights:
     """The weights of one layer's attention."""
 
-    norm: Norm  # [hidden], of the input
+    norm: Norm | None  # [hidden], of the input
     inputs: Linear
     query_norm: Norm | None  # [query_rank]; None: queries have no latents
     queries: Linear | None
@@ -265,8 +266,9 @@ def empty_mla(sizes: MLA, make: WeightMaker) -> MLAWeights:
     rank, inputs = sizes.query_rank, make.linear(sizes.inputs)
     if sizes.bias:
         inputs = evolve(inputs, bias=make.vector(sum(inputs.parts)).zero_())
+    before, after = make.sublayer_norms(sizes.hidden_size, sizes.norms)
     return MLAWeights(
-        norm=make.norm(sizes.hidden_size, sizes.norms),
+        norm=before,
         inputs=inputs,
         query_norm=None if rank is None else make.norm(rank, LATENT_NORMS),
         queries=None if rank is None else make.linear(sizes.queries),
@@ -275,7 +277,7 @@ def empty_mla(sizes: MLA, make: WeightMaker) -> MLAWeights:
             expansion=make.linear(sizes.expansion),
         ),
         out=make.linear(sizes.out),
-        after=make.norm(sizes.hidden_size, sizes.norms) if sizes.norms.after else None,
+        after=after,
     )
 
 
@@ -285,7 +287,7 @@ def mla_parts(
     """Yields the tensors of a layer of a checkpoint, with their targets."""
     order_queries = _turn_last(sizes, sizes.query_dim)
     order_latents = _turn_last(sizes, sizes.latent_dim)
-    yield norm_part("input_layernorm", weights.norm, sizes.norms)
+    yield from sublayer_norm_parts(weights.norm, weights.after, sizes.norms)
     has_query_latents = sizes.query_rank is not None
     query_name, _ = sizes.inputs.names
     for weight_part in weight_parts(sizes.inputs, weights.inputs, form):
@@ -310,8 +312,6 @@ def mla_parts(
     yield from weight_parts(sizes.expansion, weights.latents.expansion, form)
     yield from weight_parts(sizes.out, weights.out, form)
     yield from bias_parts(sizes.out, weights.out)
-    if weights.after is not None:
-        yield norm_part("post_attention_layernorm", weights.after, sizes.norms)
 
 
 def _turn_last(sizes: MLA, width: int) -> "Callable[[Tensor], Tensor] | None":

@@ -20,16 +20,13 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from minfer.effects.models.architecture.dense import (
-    Dense,
-    dense_matrix_parts,
-    feed_norm_parts,
-)
+from minfer.effects.models.architecture.dense import Dense, dense_matrix_parts
 from minfer.effects.models.architecture.linear import (
     LinearSizes,
     NormRule,
     WeightMaker,
     matrix_parts,
+    sublayer_norm_parts,
 )
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.product_context import ProductContext
@@ -167,7 +164,7 @@ class MoE:
         shared = 0
         if self.shared is not None:
             shared = self.shared.gate_up.elements + self.shared.down.elements
-        norms = self.hidden_size * (1 + self.norms.after)
+        norms = self.norms.elements(self.hidden_size)
         return routed + self.router_elements + shared + norms
 
     @property
@@ -193,7 +190,7 @@ class SharedWeights:
 class MoEWeights:
     """The weights of one layer's mixture of experts."""
 
-    norm: Norm  # [hidden], of the input
+    norm: Norm | None  # [hidden], of the input
     router: ExpertRouter
     experts: Experts
     shared: SharedWeights | None
@@ -280,8 +277,7 @@ def _read_rule(reader: ConfigReader, keys: ExpertKeys, count: str) -> RoutingRul
 def empty_moe(sizes: MoE, make: WeightMaker) -> MoEWeights:
     """Returns uninitialised weights of these sizes."""
     hidden, count = sizes.hidden_size, sizes.experts
-    keys, norms = sizes.keys, sizes.norms
-    shared = None
+    keys, shared = sizes.keys, None
     if sizes.shared is not None:
         gate = Linear(weight=make.matrix(1, hidden), parts=(1,))
         shared = SharedWeights(
@@ -289,8 +285,9 @@ def empty_moe(sizes: MoE, make: WeightMaker) -> MoEWeights:
             down=make.linear(sizes.shared.down),
             gate=gate if keys.shared_gate else None,
         )
+    before, after = make.sublayer_norms(hidden, sizes.norms)
     return MoEWeights(
-        norm=make.norm(hidden, norms),
+        norm=before,
         router=ExpertRouter(
             weight=make.tensor(count, hidden, dtype="float32" if keys.float32 else None),
             bias=make.vector(count) if keys.bias else None,
@@ -305,7 +302,7 @@ def empty_moe(sizes: MoE, make: WeightMaker) -> MoEWeights:
             activation=sizes.activation,
         ),
         shared=shared,
-        after=make.norm(hidden, norms) if norms.after else None,
+        after=after,
     )
 
 
@@ -316,7 +313,7 @@ def moe_parts(
     experts one by one, or stacked, those of all experts as one tensor.
     """
     keys, router, shared = sizes.keys, weights.router, weights.shared
-    yield from feed_norm_parts(weights.norm, weights.after, sizes.norms)
+    yield from sublayer_norm_parts(weights.norm, weights.after, sizes.norms)
     yield WeightPart(f"{keys.router}.weight", router.weight)
     if router.bias is not None:
         yield WeightPart(f"{keys.router}.bias", router.bias)
@@ -402,7 +399,7 @@ def _gates_first(stored: "Tensor") -> "Tensor":
 
 def feed_moe(sizes: MoE, weights: MoEWeights, hidden: "Tensor", step: ModelStep) -> None:
     """Add the mixture of experts of `hidden` [tokens, hidden] to it."""
-    x = normalise(hidden, weights.norm)
+    x = hidden if weights.norm is None else normalise(hidden, weights.norm)
     adds_directly = (
         step.communicator.rank_info.has_whole_matrices and weights.after is None
     )

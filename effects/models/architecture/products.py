@@ -28,9 +28,13 @@ if TYPE_CHECKING:
 
 
 def norm_linear(
-    x: "Tensor", norm: Norm, leaf: Linear, context: ProductContext
+    x: "Tensor", norm: Norm | None, leaf: Linear, context: ProductContext
 ) -> "Tensor":
-    """Returns the product with normalised rows: [tokens, inputs] -> [tokens, outputs]."""
+    """Returns the product with normalised rows: [tokens, inputs] -> [tokens, outputs].
+    Without a norm, with the rows as they are.
+    """
+    if norm is None:
+        return linear(x, leaf, context)
     product: Tensor = _kernels(leaf, on_gpu=context.on_gpu).norm_linear(x, norm, leaf)
     return product
 
@@ -43,7 +47,7 @@ def linear(x: "Tensor", leaf: Linear, context: ProductContext) -> "Tensor":
 
 def feed(
     residual: "Tensor",
-    norm: Norm,
+    norm: Norm | None,
     gate_up: Linear,
     down: Linear,
     activation: Activation,
@@ -51,9 +55,13 @@ def feed(
     communicator: Communicator,
     after: Norm | None = None,
 ) -> None:
-    """Add activation(gate) * up of the normalised residual stream [tokens, hidden] and
-    `gate_up`, multiplied with `down`, to it, as `add_product` does.
+    """Add activation(gate) * up of the residual stream [tokens, hidden], normalised if
+    there is `norm`, and `gate_up`, multiplied with `down`, to it, as `add_product` does.
     """
+    if norm is None:
+        inner = gated(residual, gate_up, activation, context)
+        add_product(residual, inner, down, context, communicator, after)
+        return
     kernels = _kernels(gate_up, on_gpu=context.on_gpu)
     adds_directly = communicator.rank_info.has_whole_matrices and after is None
     if gate_up.scheme == down.scheme and hasattr(kernels, "feed"):
@@ -71,7 +79,7 @@ def feed(
 def gated(
     x: "Tensor", gate_up: Linear, activation: Activation, context: ProductContext
 ) -> "Tensor":
-    """Returns activation(gate) * up of rows that are normalised already."""
+    """Returns activation(gate) * up of rows as they are."""
     kernels = _kernels(gate_up, on_gpu=context.on_gpu)
     product: Tensor = kernels.gated_mul(kernels.linear(x, gate_up), activation)
     return product

@@ -46,11 +46,7 @@ def parse_spec(
     family, config = _family_of(config, source)
     assumed = {"rms_norm_eps": RMS_NORM_EPS, **family.defaults}
     reader = ConfigReader({**assumed, **config}, source)
-    norms = NormRule(
-        eps=reader.positive("rms_norm_eps"),
-        offset=family.norm_offset,
-        after=family.norm_after,
-    )
+    norms = NormRule(eps=reader.positive("rms_norm_eps"), offset=family.norm_offset)
     layers, context = read_layers(reader, family, norms)
     hidden = reader.size("hidden_size")
     return ModelSpec(

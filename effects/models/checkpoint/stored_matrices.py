@@ -107,16 +107,18 @@ def _with_outliers(spec: ModelSpec, folder: Path) -> Iterator[str]:
     """Yields the matrices that read norms with outliers."""
     matrices_by_norm: dict[str, tuple[LinearSizes, ...]] = {}
     for i, layer in enumerate(spec.layers):
-        after = layer.attention.norms.after
-        feed_norm = "pre_feedforward_layernorm" if after else "post_attention_layernorm"
         readers = [
             matrix
             for matrix in layer.feed_forward.matrices
             if matrix.shard is Shard.COLUMN
         ]
-        prefix = layer_prefix(i)
-        matrices_by_norm[f"{prefix}input_layernorm.weight"] = layer.attention.matrices[:1]
-        matrices_by_norm[f"{prefix}{feed_norm}.weight"] = tuple(readers)
+        for norms, matrices in (
+            (layer.attention.norms, layer.attention.matrices[:1]),
+            (layer.feed_forward.norms, tuple(readers)),
+        ):
+            if norms.before:
+                name = f"{layer_prefix(i)}{norms.before_name}.weight"
+                matrices_by_norm[name] = matrices
     for name, path in model_names(spec, _places(folder), {*matrices_by_norm}):
         if name not in matrices_by_norm or _outlier_ratio(spec, *path) <= MAX_NORM_RATIO:
             continue

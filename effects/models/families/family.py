@@ -39,6 +39,18 @@ class ExpertKeys:
     transposed: bool = False
 
 
+@frozen(kw_only=True)
+class NormNames:
+    """Names of the norms of a layer in a checkpoint, of each sublayer's input and of its
+    result, before it is added to the residual stream; empty: there is no such norm.
+    """
+
+    before_attention: str = "input_layernorm"
+    after_attention: str = ""
+    before_feed: str = "post_attention_layernorm"
+    after_feed: str = ""
+
+
 @frozen
 class Family:
     """One row of the family table; see `layers.py` for the types of its layers."""
@@ -65,7 +77,7 @@ class Family:
     activation: Activation = "silu"
     sinks: bool = False  # a logit of each head that takes part in the softmax (gpt-oss)
     norm_offset: bool = False  # checkpoints store norms' factors less 1 (Gemma)
-    norm_after: bool = False  # results of sublayers are normalised before they are added
+    norm_names: NormNames = NormNames()
     embedding_scale: bool = False  # embeddings times the root of their size (Gemma)
     # The config's value whose root divides scores; empty: a head's dimensions.
     score_scale: str = ""

@@ -3,7 +3,7 @@
 from typing import Final
 
 from minfer.effects.models.families.common import BIAS
-from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.family import Family, NormNames
 
 ROWS: Final = (
     Family(
@@ -30,7 +30,11 @@ ROWS: Final = (
         qk_norm=True,
         activation="gelu_tanh",
         norm_offset=True,
-        norm_after=True,
+        norm_names=NormNames(
+            after_attention="post_attention_layernorm",
+            before_feed="pre_feedforward_layernorm",
+            after_feed="post_feedforward_layernorm",
+        ),
         embedding_scale=True,
         score_scale="query_pre_attn_scalar",
         ropes_by_kind=True,

@@ -33,8 +33,15 @@ class Architecture:
     @property
     def layer_names(self) -> Mapping[str, str]:
         """Names of a layer's tensors in the checkpoint, by their names in the file."""
-        norms_after = _NORMS_AFTER if self.family.norm_after else {}
-        names = {**_LAYER, **norms_after}
+        norms = self.family.norm_names
+        names = {
+            **_LAYER,
+            "attn_norm": norms.before_attention,
+            "post_attention_norm": norms.after_attention,
+            "ffn_norm": norms.before_feed,
+            "post_ffw_norm": norms.after_feed,
+        }
+        names = {stored: name for stored, name in names.items() if name}
         if (keys := self.family.experts) is not None:
             shared = keys.shared_experts
             names["ffn_gate_inp"] = keys.router
@@ -65,20 +72,13 @@ _MATRICES: Final = {
     "ffn_down": "down_proj",
 }
 _LAYER: Final = {
-    "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
     **{name: f"mlp.{matrix}" for name, matrix in _MATRICES.items()},
-}
-_NORMS_AFTER: Final = {
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
 }
 _ROWS: Final = (
     Architecture(name="llama", model_type="llama", interleaved=True),
