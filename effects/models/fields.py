@@ -99,8 +99,24 @@ def check_fields(reader: ConfigReader, family: Family) -> None:
     Raises `UnsupportedModelError`.
     """
     neutral = {**NEUTRAL, **NEUTRAL_OF.get(family.model_type, {})}
-    for key in sorted(neutral.keys() & reader.config.keys()):
+    for key in sorted((neutral.keys() & reader.config.keys()) - fields_read(family)):
         refuse_field(reader, key, neutral[key])
+
+
+def fields_read(family: Family) -> set[str]:
+    """Returns the fields of `NEUTRAL` that the family's row names as fields of its
+    configs.
+    """
+    fields = {
+        family.embedding_multiplier,
+        family.residual_multiplier,
+        family.score_multiplier,
+        family.logit_multiplier,
+        family.logit_divisor,
+    }
+    if family.rotated_layers == "listed":
+        fields |= {"no_rope_layers", "no_rope_layer_interval"}
+    return fields & NEUTRAL.keys()
 
 
 def refuse_field(reader: ConfigReader, key: str, neutral: tuple[Any, ...]) -> None:

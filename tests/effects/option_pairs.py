@@ -28,6 +28,10 @@ _QWEN_WINDOW: Final[Option] = (
 )
 _MIXED: Final[Option] = ({}, {"layer_types": ["full_attention", "sliding_attention"] * 2})
 _QWEN_MIXED: Final = {**_QWEN_WINDOW[2], **_MIXED[1]}
+_UNROTATED_WINDOW: Final[Option] = tuple(
+    {"use_sliding_window": window is not None, "sliding_window": window}
+    for window in (None, WINDOW, 7)
+)
 _NORMALISED: Final[Option] = ({"norm_topk_prob": False}, {"norm_topk_prob": True})
 _TOP: Final[Option] = ({}, {"num_experts_per_tok": 1}, {"num_experts_per_tok": 4})
 _DENSE: Final[Option] = (
@@ -133,6 +137,35 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
             _MIXED,
             ({}, {"query_pre_attn_scalar": 9}),
             ({}, {"rope_parameters": _OWN_ROPES}),
+        ),
+    ),
+    "Granite": (
+        "plain",
+        (
+            *_EVERY,
+            _BIAS,
+            _DIM,
+            ({}, {"mlp_bias": True}),
+            ({}, {"embedding_multiplier": 12.0}),
+            ({}, {"residual_multiplier": 0.22}, {"residual_multiplier": 2.0}),
+            ({"attention_multiplier": 0.25}, {"attention_multiplier": 0.1}),
+            ({}, {"logits_scaling": 8.0}),
+        ),
+    ),
+    "SmolLM3": (
+        "every fourth",
+        (
+            *_EVERY,
+            _BIAS,
+            _DIM,
+            _UNROTATED_WINDOW,
+            ({}, {"mlp_bias": True}),
+            (
+                {},
+                {"no_rope_layer_interval": 2},
+                {"no_rope_layers": [0, 1, 0, 0]},
+                {"no_rope_layers": [1] * 4},
+            ),
         ),
     ),
 }

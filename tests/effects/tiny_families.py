@@ -83,6 +83,13 @@ _ONE_GROUP: Final = {"n_group": 1, "topk_group": 1}
 _MSCALE: Final = _YARN | {"mscale": 0.707, "mscale_all_dim": 0.9}
 _LATENT_QUERIES: Final = _BIAS | {"q_lora_rank": 20}
 _GEMMA: Final = {"sliding_window": WINDOW, "query_pre_attn_scalar": 24}
+_MULTIPLIERS: Final = {
+    "attention_multiplier": 0.3,
+    "logits_scaling": 4.0,
+    "residual_multiplier": 0.5,
+    "embedding_multiplier": 3.0,
+}
+_SMOLLM: Final = {"pad_token_id": None}
 _BY_KIND: Final = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -170,6 +177,32 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         | _BIAS
         | {"rope_parameters": _BY_KIND, "tie_word_embeddings": False},
     },
+    "Granite": {
+        "plain": {"initializer_range": 0.2},
+        "multipliers": _MULTIPLIERS,
+        "biases": _BIAS | _TIED | {"mlp_bias": True, "attention_multiplier": 0.2},
+        "small residuals": _BIAS
+        | {"residual_multiplier": 0.22, "embedding_multiplier": 12.0, "head_dim": 32},
+    },
+    "SmolLM3": {
+        "every fourth": {"num_hidden_layers": 4, "pad_token_id": None},
+        "listed": _SMOLLM | {"no_rope_layers": [0, 1, 1, 0]},
+        "interval": _SMOLLM | _BIAS | {"no_rope_layer_interval": 2, "mlp_bias": True},
+        "windows": _SMOLLM
+        | _UNTIED
+        | {
+            "no_rope_layer_interval": 2,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+        },
+        "windows alternate": _SMOLLM
+        | {
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "layer_types": _MIXED,
+            "no_rope_layers": [1, 0, 0],
+        },
+    },
 }
 # transformers' own classes over minfer's paged attention
 OUTSIDE: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
@@ -179,14 +212,7 @@ OUTSIDE: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
     },
     "Olmo2": {"norms behind": {}, "dynamic rope": {"rope_parameters": _DYNAMIC}},
     "Olmo3": {"windows alternate": {"sliding_window": WINDOW, "layer_types": _MIXED}},
-    "Granite": {
-        "multipliers": {
-            "attention_multiplier": 0.3,
-            "logits_scaling": 4.0,
-            "residual_multiplier": 0.5,
-            "embedding_multiplier": 3.0,
-        }
-    },
+    "Nemotron": {"plain": {"hidden_act": "relu2"}},
     "Cohere2": {"windows alternate": {"sliding_window": WINDOW, "layer_types": _MIXED}},
     "Phi3": {"fused": {"pad_token_id": None}},
 }

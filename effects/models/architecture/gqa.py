@@ -32,8 +32,13 @@ from minfer.effects.models.architecture.linear import (
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import add_product, norm_linear
 from minfer.effects.models.architecture.quantization import CheckpointForm
-from minfer.effects.models.architecture.rope_scaling import FULL, SLIDING, Rope
-from minfer.effects.models.architecture.windows import read_windows
+from minfer.effects.models.architecture.rope_scaling import (
+    FULL,
+    SLIDING,
+    UNROTATED,
+    Rope,
+)
+from minfer.effects.models.architecture.windows import read_rotated, read_windows
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families.family import Family
 from minfer.effects.models.parts import WeightPart
@@ -229,21 +234,30 @@ def read_gqa(
                 "partial_rotary_factor", f"a quarter of {head_dim}, or more"
             )
     divisor = reader.positive(family.score_scale) if family.score_scale else head_dim
+    scale: float = divisor**-0.5
+    if family.score_multiplier:
+        scale = reader.positive(family.score_multiplier, 1.0)
     attention = GQA(
         hidden_size=hidden,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        scale=divisor**-0.5,
+        scale=scale,
         norms=norms,
         qk_norm=reader.is_set(family.qk_norm),
         qkv_bias=reader.is_set(family.qkv_bias),
         out_bias=reader.is_set(family.out_bias),
         sinks=family.sinks,
     )
+    windows = read_windows(reader, family)
+    layers = zip(windows, read_rotated(reader, family, windows), strict=True)
     return tuple(
-        evolve(attention, window=window, rope=ropes[SLIDING if window else FULL])
-        for window in read_windows(reader, family)
+        evolve(
+            attention,
+            window=window,
+            rope=ropes[SLIDING if window else FULL] if rotated else UNROTATED,
+        )
+        for window, rotated in layers
     )
 
 

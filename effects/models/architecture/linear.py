@@ -90,6 +90,14 @@ class NormRule:
     # its result, before it is added; empty: there is no such norm.
     before_name: str = "input_layernorm"
     after_name: str = ""
+    # What a sublayer adds to the residual stream is multiplied with it in the model. The
+    # stream is kept divided by it instead, so that nothing has to be multiplied.
+    residual_multiplier: float = 1.0
+
+    @property
+    def of_stream(self) -> "NormRule":
+        """The rule of norms of the residual stream, as it is kept."""
+        return evolve(self, eps=self.eps / self.residual_multiplier**2)
 
     @property
     def before(self) -> bool:
@@ -206,7 +214,7 @@ class WeightMaker:
         self, hidden_size: int, rule: NormRule
     ) -> tuple[Norm | None, Norm | None]:
         """Returns the norms of a sublayer's input and of its result, if it has them."""
-        before = self.norm(hidden_size, rule) if rule.before else None
+        before = self.norm(hidden_size, rule.of_stream) if rule.before else None
         return before, self.norm(hidden_size, rule) if rule.after else None
 
     def tensor(self, *shape: int, dtype: str | None = None) -> "Tensor":

@@ -73,7 +73,7 @@ def forward(
             hidden = _score_tokens(spec, batch.scored, hidden, weights, step)
         if batch.tap is not None:
             hidden = _copy_tapped_states(batch.tap, hidden, weights.norm)
-        return norm_linear(hidden, weights.norm, weights.lm_head, step.products)
+        return _logits(spec, weights, hidden, step)
 
 
 def _enter_stage(
@@ -98,10 +98,12 @@ def _enter_stage(
 
 
 def _scaled(spec: ModelSpec, hidden: Tensor) -> Tensor:
-    """Returns embeddings scaled by a factor in their own dtype."""
+    """Returns scaled embeddings; Gemma rounds the factor to their dtype."""
     if spec.embedding_scale != 1:
-        factor = torch.tensor(spec.embedding_scale, dtype=hidden.dtype)
-        hidden.mul_(factor.item())
+        factor = spec.embedding_scale
+        if spec.family.embedding_scale:
+            factor = torch.tensor(factor, dtype=hidden.dtype).item()
+        hidden.mul_(factor)
     return hidden
 
 
@@ -133,11 +135,15 @@ def _score_tokens(
     num_others = len(hidden) - len(scored.tokens)
     scored_hidden = hidden[num_others:]
     for span in scored.spans():
-        logits = norm_linear(
-            scored_hidden[span], weights.norm, weights.lm_head, step.products
-        )
+        logits = _logits(spec, weights, scored_hidden[span], step)
         scored.take(span.start, whole_logits(logits, spec.vocab_size, step.communicator))
     return hidden[:num_others]
+
+
+def _logits(spec: ModelSpec, weights: Weights, hidden: Tensor, step: ModelStep) -> Tensor:
+    """Returns the logits of states: [tokens, hidden] -> [tokens, vocab]."""
+    logits = norm_linear(hidden, weights.norm, weights.lm_head, step.products)
+    return logits if spec.logit_scale == 1 else logits.mul_(spec.logit_scale)
 
 
 def _copy_tapped_states(tap: TappedTokens, hidden: Tensor, norm: Norm) -> Tensor:

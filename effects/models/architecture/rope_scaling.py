@@ -5,7 +5,8 @@ Each pair of a head's dimensions turns at a frequency of its own. Scalings reduc
 frequencies, by `factor`, and keep the high ones: `linear` (Chen et al. 2023) reduces all;
 `llama3` and `yarn` (Peng et al. 2023) blend between frequencies that turn `slow` times
 and `fast` times within the original context, llama3 by the number of turns, yarn by the
-index of the frequency.
+index of the frequency. Layers without rotation have a rope of type `none`, whose angles
+are all 0, so that the same kernels serve them.
 """
 
 import math
@@ -81,6 +82,9 @@ class Rope:
         half = len(unrotated) // 2
         second_half = [dimension + partner_offset for dimension in first_half]
         return first_half + unrotated[:half] + second_half + unrotated[half:]
+
+
+UNROTATED: Final = Rope(kind="none")
 
 
 def parse_ropes(
@@ -280,6 +284,8 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> "Tensor":
     """
     import torch
 
+    if rope.kind == "none":
+        return torch.zeros(head_dim // 2)
     if rope.partial != 1:
         rotary_dim = rope.rotary_dim(head_dim)
         frequencies = inverse_frequencies(evolve(rope, partial=1.0), rotary_dim)

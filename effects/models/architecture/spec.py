@@ -54,6 +54,7 @@ class ModelSpec:
     eos_ids: tuple[int, ...]
     norms: NormRule = NO_NORMS
     embedding_scale: float = 1.0
+    logit_scale: float = 1.0  # multiplies logits
     tie_word_embeddings: bool = False
     initializer_range: float = 0.02
     # How names of a checkpoint's tensors begin that are not of this model: other parts of

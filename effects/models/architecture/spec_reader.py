@@ -46,9 +46,17 @@ def parse_spec(
     family, config = _family_of(config, source)
     assumed = {"rms_norm_eps": RMS_NORM_EPS, **family.defaults}
     reader = ConfigReader({**assumed, **config}, source)
-    norms = NormRule(eps=reader.positive("rms_norm_eps"), offset=family.norm_offset)
+    residual_multiplier = _factor(reader, family.residual_multiplier)
+    norms = NormRule(
+        eps=reader.positive("rms_norm_eps"),
+        offset=family.norm_offset,
+        residual_multiplier=residual_multiplier,
+    )
     layers, context = read_layers(reader, family, norms)
     hidden = reader.size("hidden_size")
+    embedding_scale = hidden**0.5 if family.embedding_scale else 1.0
+    embedding_scale *= _factor(reader, family.embedding_multiplier)
+    logit_scale = _factor(reader, family.logit_multiplier)
     return ModelSpec(
         family=family,
         vocab_size=reader.size("vocab_size"),
@@ -59,11 +67,17 @@ def parse_spec(
         quantization=read_quantization(reader),
         eos_ids=reader.ids("eos_token_id"),
         norms=norms,
-        embedding_scale=hidden**0.5 if family.embedding_scale else 1.0,
+        embedding_scale=embedding_scale / residual_multiplier,
+        logit_scale=logit_scale / _factor(reader, family.logit_divisor),
         tie_word_embeddings=reader.flag("tie_word_embeddings"),
         initializer_range=reader.positive("initializer_range", 0.02),
         skipped_prefixes=(*OTHER_PREFIXES, *_further_layers(reader, len(layers))),
     )
+
+
+def _factor(reader: ConfigReader, key: str) -> float:
+    """Returns the factor with that key, 1 if it is absent or the family has no key."""
+    return reader.positive(key, 1.0) if key else 1.0
 
 
 def _family_of(

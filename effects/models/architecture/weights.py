@@ -57,7 +57,9 @@ def empty_weights(spec: ModelSpec, dtype: str, device: str = "cpu") -> Weights:
     if not spec.tie_word_embeddings:
         head = make.matrix(spec.head_rows, spec.hidden_size)
     lm_head = Linear(weight=head, parts=(len(head),))
-    return Weights(embed, layers, make.norm(spec.hidden_size, spec.norms), lm_head)
+    return Weights(
+        embed, layers, make.norm(spec.hidden_size, spec.norms.of_stream), lm_head
+    )
 
 
 def checkpoint_parts(

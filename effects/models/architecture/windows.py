@@ -1,4 +1,6 @@
-"""Which layers have a sliding window, as transformers' configurations derive it."""
+"""Which layers have a sliding window, and which are rotated, as transformers'
+configurations derive it.
+"""
 
 from minfer.effects.models.architecture.rope_scaling import FULL, KINDS, SLIDING
 from minfer.effects.models.config_reader import ConfigReader
@@ -31,6 +33,34 @@ def read_windows(reader: ConfigReader, family: Family) -> tuple[int | None, ...]
     return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
+def read_rotated(
+    reader: ConfigReader, family: Family, windows: tuple[int | None, ...]
+) -> tuple[bool, ...]:
+    """Returns whether queries and keys of each layer are rotated. Raises
+    `ModelConfigError`.
+    """
+    if family.rotated_layers == "all":
+        return (True,) * len(windows)
+    if family.rotated_layers == "windowed":
+        return tuple(window is not None for window in windows)
+    return tuple(_is_listed(reader, layer) for layer in range(len(windows)))
+
+
+def _is_listed(reader: ConfigReader, layer: int) -> bool:
+    """Returns whether a config lists a layer as one that is rotated."""
+    listed, key = reader.config.get("no_rope_layers"), "no_rope_layers"
+    if listed is None:
+        return (layer + 1) % reader.size("no_rope_layer_interval", 4) != 0
+    layers = reader.size("num_hidden_layers")
+    if not isinstance(listed, list) or len(listed) < layers:
+        raise reader.error(
+            key, f"null or a list of at least num_hidden_layers = {layers}"
+        )
+    if any(rotated not in (0, 1) for rotated in listed):
+        raise reader.error(key, "a list of 0 and 1")
+    return bool(listed[layer])
+
+
 def _slides(reader: ConfigReader, family: Family, layer: int) -> bool:
     """Returns whether a layer has the window, if there is one."""
     if family.windows == "upper":
@@ -39,6 +69,8 @@ def _slides(reader: ConfigReader, family: Family, layer: int) -> bool:
         return layer % 2 == 0 and layer < reader.size("max_window_layers", low=0)
     if family.windows == "pattern":
         return (layer + 1) % reader.size("sliding_window_pattern") != 0
+    if family.windows == "unrotated":
+        return not _is_listed(reader, layer)
     return True
 
 

@@ -61,11 +61,12 @@ class Family:
     # Where sliding windows are: in no layer, in every layer if there is a
     # `sliding_window`, or, with `use_sliding_window`, in the layers from
     # `max_window_layers` on, in each second of the others, or (`pattern`) in all but each
-    # `sliding_window_pattern`-th one. `layer_types` has priority, but for `uniform`: in
+    # `sliding_window_pattern`-th one, or (`unrotated`) in those whose heads are not
+    # rotated. `layer_types` has priority, but for `uniform`: in
     # every layer, and layers of several types are refused.
-    windows: Literal["none", "every", "uniform", "upper", "lower", "flag", "pattern"] = (
-        "none"
-    )
+    windows: Literal[
+        "none", "every", "uniform", "upper", "lower", "flag", "pattern", "unrotated"
+    ] = "none"
     # Whether queries, keys and values have biases, or the key of a flag that says so.
     qkv_bias: bool | str = False
     out_bias: str = ""  # the flag of a bias of the product after attention
@@ -79,9 +80,18 @@ class Family:
     norm_offset: bool = False  # checkpoints store norms' factors less 1 (Gemma)
     norm_names: NormNames = NormNames()
     embedding_scale: bool = False  # embeddings times the root of their size (Gemma)
+    # Keys of factors, and of what divides logits; empty: there is none (Granite).
+    embedding_multiplier: str = ""
+    residual_multiplier: str = ""  # of what each sublayer adds to the residual stream
+    score_multiplier: str = ""  # of scores, instead of the root that divides them
+    logit_multiplier: str = ""
+    logit_divisor: str = ""
     # The config's value whose root divides scores; empty: a head's dimensions.
     score_scale: str = ""
     ropes_by_kind: bool = False  # layers with and without windows have their own
     partial_rotary: bool = False  # a part of a head's dimensions may turn
+    # The layers whose heads are rotated: all, those with a window, or those that
+    # `no_rope_layers` lists with 1 (default: all but each `no_rope_layer_interval`-th).
+    rotated_layers: Literal["all", "listed", "windowed"] = "all"
     prefixes: tuple[str, ...] = ()  # further ones of tensors' names in checkpoints
     renamings: tuple[Renaming, ...] = ()

@@ -8,9 +8,11 @@ from minfer.effects.models.families import (
     gemma,
     glm,
     gpt_oss,
+    granite,
     llama,
     mistral,
     qwen,
+    smollm,
 )
 from minfer.effects.models.families.family import Family
 
@@ -22,6 +24,8 @@ _ROWS: Final = (
     *deepseek.ROWS,
     *gpt_oss.ROWS,
     *gemma.ROWS,
+    *granite.ROWS,
+    *smollm.ROWS,
 )
 FAMILIES: Final[Mapping[str, Family]] = {row.architecture: row for row in _ROWS}
 BY_MODEL_TYPE: Final[Mapping[str, Family]] = {row.model_type: row for row in _ROWS}

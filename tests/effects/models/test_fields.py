@@ -31,10 +31,13 @@ RICH = {
     "Youtu": "halves",
     "GptOss": "alternate",
     "Gemma3": "ropes",
+    "Granite": "multipliers",
+    "SmolLM3": "windows",
 }
 OTHER: dict[str, Any] = {  # values for fields that are absent
     "sliding_window": WINDOW,
     "q_lora_rank": 20,
+    "no_rope_layers": [0, 1, 1],
     "mlp_only_layers": [1],
     "mlp_layer_types": ["dense", "dense", "sparse"],
     "layer_types": ["full_attention", "sliding_attention", "full_attention"],
@@ -53,6 +56,7 @@ MORE: dict[str, dict[str, Any]] = {
     "Qwen2Moe": DENSE,
     "Qwen3Moe": DENSE | {"num_local_experts": 6},
     "GptOss": {"rope_parameters": DEFAULT},
+    "SmolLM3": {"no_rope_layer_interval": 3},
 }
 
 
