@@ -262,7 +262,18 @@ class HeadWeights:
 
     q_norm: Norm | None = None  # [head_dim], of each query head
     k_norm: Norm | None = None
+    norms_after_rope: bool = False  # heads are rotated, then normalised (Hunyuan)
     sinks: "Tensor | None" = None  # [heads] float32
+
+
+@frozen(eq=False)
+class WholeNorms:
+    """Norms of the queries of all heads as one vector, and of the keys; of a rank, their
+    factors for its heads.
+    """
+
+    query: Norm  # [heads * head_dim]
+    key: Norm  # [kv_heads * head_dim]
 
 
 @frozen(eq=False)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minfer.kernels.leaves import Activation, Linear, Norm
+from minfer.kernels.leaves import Activation, Linear, Norm, WholeNorms
 from minfer.kernels.row_state import RowTensors, StepInputs
 
 CLAMP: Final = 7.0  # of the clamped activation
@@ -42,6 +42,36 @@ def rms_norm(x: Tensor, norm: Norm, out: Tensor | None = None) -> Tensor:
 @functools.cache
 def _constants(eps: float, size: int) -> tuple[Tensor, Tensor]:
     return torch.tensor(math.sqrt(eps * size)), torch.tensor(1 / math.sqrt(size))
+
+
+def square_sums(qkv: Tensor, norms: WholeNorms) -> Tensor:
+    """Sums of squares of each token's queries and keys [tokens, 2]; see
+    `heads_norm.square_sums`.
+    """
+    sums = [vectors.float().square().sum(-1) for vectors in _queries_keys(qkv, norms)]
+    return torch.stack(sums, -1)
+
+
+def norm_heads(
+    qkv: Tensor, norms: WholeNorms, squares: Tensor | None = None, ranks: int = 1
+) -> None:
+    """Normalise the queries and the keys of all heads in place; see
+    `heads_norm.norm_heads`.
+    """
+    squares = square_sums(qkv, norms) if squares is None else squares
+    parts = zip(_queries_keys(qkv, norms), (norms.query, norms.key), strict=True)
+    for index, (vectors, norm) in enumerate(parts):
+        mean = squares[:, index, None] / (vectors.shape[1] * ranks)
+        scaled = vectors.float() * (mean + norm.eps).rsqrt()
+        if norm.weight.dtype is not torch.float32:
+            scaled = scaled.to(vectors.dtype)
+        vectors.copy_(scaled * norm.weight)
+
+
+def _queries_keys(qkv: Tensor, norms: WholeNorms) -> tuple[Tensor, Tensor]:
+    """Returns the queries [tokens, heads * head_dim] and the keys, views of `qkv`."""
+    end = len(norms.query.weight)
+    return qkv[:, :end], qkv[:, end : end + len(norms.key.weight)]
 
 
 def linear(x: Tensor, matrix: Linear) -> Tensor:

@@ -45,6 +45,7 @@ def _rope(
     half: tl.constexpr,
     pad: tl.constexpr,
     normed: tl.constexpr,
+    norms_last: tl.constexpr,
     height: tl.constexpr,
     shared: tl.constexpr,
 ):
@@ -71,23 +72,28 @@ def _rope(
     right = tl.load(qkv_pointers + half, mask=mask, other=0.0)
     first = left.to(tl.float32)
     second = right.to(tl.float32)
-    if normed:  # rounded as in transformers: normalised value, product
-        squares = tl.sum(first * first + second * second, 1) / (2 * half)
-        scale = tl.rsqrt(squares + eps)[:, None]
-        first *= scale
-        second *= scale
-        if low_norm.dtype != tl.float32:
-            first = first.to(left.dtype)
-            second = second.to(left.dtype)
-        # The product is rounded as well, as in transformers.
-        first = (first * low_norm).to(left.dtype).to(tl.float32)
-        second = (second * high_norm).to(left.dtype).to(tl.float32)
+    if normed and not norms_last:
+        first, second = _normalised(
+            first, second, low_norm, high_norm, eps, half, left.dtype
+        )
     place = tl.load(positions + token, mask=row_mask, other=0).to(tl.int64)
     angle = table + place[:, None] * (2 * half) + lane
     cos = tl.load(angle, mask=mask, other=0.0)
     sin = tl.load(angle + half, mask=mask, other=0.0)
-    low = tl.where(value, left.to(tl.float32), first * cos - second * sin)
-    high = tl.where(value, right.to(tl.float32), second * cos + first * sin)
+    turned_low = first * cos - second * sin
+    turned_high = second * cos + first * sin
+    if normed and norms_last:
+        turned_low, turned_high = _normalised(
+            turned_low.to(left.dtype).to(tl.float32),
+            turned_high.to(left.dtype).to(tl.float32),
+            low_norm,
+            high_norm,
+            eps,
+            half,
+            left.dtype,
+        )
+    low = tl.where(value, left.to(tl.float32), turned_low)
+    high = tl.where(value, right.to(tl.float32), turned_high)
     slot = tl.load(slots + token, mask=row_mask, other=-1).to(tl.int64)[:, None]
     number = head - heads - tl.where(value, kv_heads, 0)
     cache = (
@@ -122,6 +128,26 @@ def _rope(
             tl.store(cache + half, quantize_int8(high, head_scale), mask=cache_mask)
 
 
+@triton.jit
+def _normalised(
+    first, second, low_norm, high_norm, eps, half: tl.constexpr, dtype: tl.constexpr
+):
+    """Normalise the halves of heads, rounded as in transformers: normalised value,
+    product.
+    """
+    squares = tl.sum(first * first + second * second, 1) / (2 * half)
+    scale = tl.rsqrt(squares + eps)[:, None]
+    first *= scale
+    second *= scale
+    if low_norm.dtype != tl.float32:
+        first = first.to(dtype)
+        second = second.to(dtype)
+    # The product is rounded as well, as in transformers.
+    first = (first * low_norm).to(dtype).to(tl.float32)
+    second = (second * high_norm).to(dtype).to(tl.float32)
+    return first, second
+
+
 def rope_and_cache(
     qkv: Tensor,
     cos_sin: Tensor,
@@ -134,6 +160,8 @@ def rope_and_cache(
     q_norm: Norm | None = None,
     k_norm: Norm | None = None,
     scales: CacheScales | None = None,
+    *,
+    norms_last: bool = False,
 ) -> None:
     """Rotate queries in `qkv` [tokens, (heads + 2 kv_heads) * dim] in place, and write
     rotated keys and the values to the cache.
@@ -142,7 +170,8 @@ def rope_and_cache(
     [tokens] are block * block_size + offset; a token with a negative one is not written.
     Caches are [blocks, block_size, kv_heads, dim], of the dtype of qkv or of 8 bits
     (cache_numbers.py), with `scales` if INT8. `q_norm` and `k_norm` [dim]: both or
-    neither. Computes in float32; keys and values in `qkv` stay as they are.
+    neither, before the rotation unless `norms_last`. Computes in float32; keys and values
+    in `qkv` stay as they are.
     """
     if not on_triton(qkv):
         _reference(
@@ -157,6 +186,7 @@ def rope_and_cache(
             q_norm,
             k_norm,
             scales,
+            norms_last=norms_last,
         )
         return
     half = cos_sin.shape[1] // 2
@@ -183,6 +213,7 @@ def rope_and_cache(
         half=half,
         pad=triton.next_power_of_2(half),
         normed=q_norm is not None,
+        norms_last=norms_last,
         height=height,
         shared=shared,
         num_warps=4 if shared > 1 else 1,
@@ -202,14 +233,19 @@ def _reference(
     q_norm: Norm | None,
     k_norm: Norm | None,
     scales: CacheScales | None,
+    *,
+    norms_last: bool,
 ) -> None:
     """`rope_and_cache` in plain torch."""
     cos, sin = cos_sin[positions.long(), None].chunk(2, -1)
 
     def rotate(x: Tensor, norm: Norm | None) -> Tensor:
-        normed = x if norm is None else rms_norm(x, norm)
+        normed = x if norm is None or norms_last else rms_norm(x, norm)
         first, second = normed.float().chunk(2, -1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+        if norm is None or not norms_last:
+            return turned
+        return rms_norm(turned.to(x.dtype), norm)
 
     by_head = qkv.view(len(qkv), heads + 2 * kv_heads, -1)
     query, key, value = by_head.split([heads, kv_heads, kv_heads], 1)

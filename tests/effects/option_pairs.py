@@ -152,6 +152,7 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
             ({}, {"logits_scaling": 8.0}),
         ),
     ),
+    "Olmo2": ("norms behind", (*_EVERY, _BIAS, _DIM)),
     "SmolLM3": (
         "every fourth",
         (

@@ -35,8 +35,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     # Learnt positions, fused and transposed projections, tied embeddings.
     "gpt2": {},
-    # Norms behind the sublayers, normalised queries and keys.
+    # Of the family table: norms behind the sublayers, normalised queries and keys.
     "olmo2": {},
+    # The same, and full layers without positions.
+    "exaone4": {
+        "num_hidden_layers": 4,
+        "sliding_window": 8,
+        "sliding_window_pattern": 2,
+    },
+    # Layer norms with factors less 1, a feed-forward without a gate.
+    "nemotron": {"hidden_act": "relu2"},
     # Experts, and queries and keys normalised over all heads.
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     # Of the family table: experts, every layer with a window.
@@ -50,7 +58,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
         "query_pre_attn_scalar": 24,
     },
-    # Multipliers of embeddings, residuals, scores and logits.
+    # Of the family table: multipliers of embeddings, residuals, scores and logits.
     "granite": {
         "attention_multiplier": 0.3,
         "logits_scaling": 4.0,

@@ -184,6 +184,13 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         "small residuals": _BIAS
         | {"residual_multiplier": 0.22, "embedding_multiplier": 12.0, "head_dim": 32},
     },
+    "Olmo2": {
+        "norms behind": {},
+        "biases": _BIAS | _TIED,
+        "head_dim 32": {"head_dim": 32, "rms_norm_eps": 1e-3},
+        "one key head": {"num_key_value_heads": 1, "rope_parameters": ROPES["linear"]},
+        "all key heads": {"num_key_value_heads": 4, "rope_parameters": _YARN},
+    },
     "SmolLM3": {
         "every fourth": {"num_hidden_layers": 4, "pad_token_id": None},
         "listed": _SMOLLM | {"no_rope_layers": [0, 1, 1, 0]},
@@ -210,7 +217,8 @@ OUTSIDE: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         "parallel residual": _NEOX,
         "sequential": _NEOX | {"use_parallel_residual": False},
     },
-    "Olmo2": {"norms behind": {}, "dynamic rope": {"rope_parameters": _DYNAMIC}},
+    # A rope that its row of the table does not have.
+    "Olmo2": {"dynamic rope": {"rope_parameters": _DYNAMIC}},
     "Olmo3": {"windows alternate": {"sliding_window": WINDOW, "layer_types": _MIXED}},
     "Nemotron": {"plain": {"hidden_act": "relu2"}},
     "Cohere2": {"windows alternate": {"sliding_window": WINDOW, "layer_types": _MIXED}},

@@ -26,6 +26,7 @@ from minfer.kernels import (
     expanded_latents,
     experts,
     fused_linear,
+    heads_norm,
     latent_cache,
     logprobs,
     masked_logits,
@@ -49,6 +50,7 @@ from minfer.kernels.leaves import (
     Linear,
     Norm,
     RoutingRule,
+    WholeNorms,
 )
 from minfer.kernels.row_state import Penalties, RowTensors, StepInputs
 from minfer.kernels.sample_reference import SamplingValues
@@ -130,6 +132,24 @@ def step(tokens: int, *, splits: int = 1, chunk: bool = False) -> None:
     )
     qkv = fused_linear.norm_linear(x, scale, matrix(QKV, HIDDEN, bias=True))
     rope.rope_and_cache(qkv, turns, indices, slots, *caches, HEADS, KV_HEADS)
+    of_heads = Norm(half(DIM), 1e-6)
+    for norms_last in (False, True):
+        rope.rope_and_cache(
+            qkv,
+            turns,
+            indices,
+            slots,
+            *caches,
+            HEADS,
+            KV_HEADS,
+            of_heads,
+            of_heads,
+            norms_last=norms_last,
+        )
+    whole_norms = WholeNorms(Norm(half(HEADS * DIM), 1e-6), Norm(half(4 * DIM), 1e-6))
+    heads_norm.norm_heads(qkv, whole_norms)
+    squares = heads_norm.square_sums(qkv, whole_norms)
+    heads_norm.norm_heads(qkv, whole_norms, squares, ranks=2)
     q = qkv.view(tokens, -1, DIM)[:, :HEADS]
     if chunk:
         attention.prefill_attention(

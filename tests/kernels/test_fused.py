@@ -126,7 +126,12 @@ class Rope:
         factors = (randn(dim, dtype=dtype, device=device, seed=s) for s in (1, 2))
         self.norms = [Norm(factor, 1e-5) for factor in factors]
 
-    def run(self, q_norm: Norm | None = None, k_norm: Norm | None = None) -> None:
+    def run(
+        self,
+        q_norm: Norm | None = None,
+        k_norm: Norm | None = None,
+        norms_last: bool = False,
+    ) -> None:
         rope_and_cache(
             self.qkv,
             self.table,
@@ -138,13 +143,20 @@ class Rope:
             self.kv_heads,
             q_norm,
             k_norm,
+            norms_last=norms_last,
         )
 
-    def expected(self, heads: Tensor, norm: Norm | None) -> Tensor:
-        x = heads.double() if norm is None else normed(heads.double(), norm.weight, 1e-5)
-        first, second = x.chunk(2, -1)
+    def expected(
+        self, heads: Tensor, norm: Norm | None, norms_last: bool = False
+    ) -> Tensor:
+        def norm_heads(x: Tensor) -> Tensor:
+            return x if norm is None else normed(x, norm.weight, 1e-5)
+
+        x = heads.double()
+        first, second = (x if norms_last else norm_heads(x)).chunk(2, -1)
         cos, sin = self.table[self.positions, None].double().chunk(2, -1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+        return norm_heads(turned) if norms_last else turned
 
 
 @types
@@ -189,6 +201,21 @@ def test_rope_and_cache(
     assert (step.pool[0] == 7).all()
     assert (keys[is_other] == 7).all()
     assert (values[is_other] == 7).all()
+
+
+@types
+def test_heads_are_normalised_after_the_rotation(device: str, dtype: torch.dtype) -> None:
+    step = Rope(device, dtype, 4, 2, 64)
+    query, key, _ = step.qkv.reshape(5, -1, 64).clone().split_with_sizes([4, 2, 2], 1)
+    q_norm, k_norm = step.norms
+    step.run(q_norm, k_norm, norms_last=True)
+    queries = step.qkv.reshape(5, -1, 64)[:, :4]
+    expected = step.expected(query, q_norm, norms_last=True)
+    assert error(queries, expected) < 2 * LIMIT[dtype]
+    is_stored = step.slots >= 0
+    keys = step.k_cache.flatten(0, 1)[step.slots[is_stored]]
+    expected = step.expected(key, k_norm, norms_last=True)[is_stored]
+    assert error(keys, expected) < 2 * LIMIT[dtype]
 
 
 @pytest.mark.long

@@ -60,12 +60,12 @@ class KVCache:
         """Norm and rotate heads, then `attend`; see `PagedCache`."""
         gqa = heads_of(self.spec, index)
         by_head = qkv.view(qkv.shape[0], -1, gqa.head_dim)
-        query, key = by_head[:, : gqa.heads], by_head[:, gqa.heads : -gqa.kv_heads]
-        for states, norm in ((query, heads.q_norm), (key, heads.k_norm)):
-            if norm is not None:
-                rms_norm(states, norm, out=states)
+        if not heads.norms_after_rope:
+            _norm_each_head(by_head, gqa, heads)
         if gqa.rope is not None:
             rotate(by_head[:, : -gqa.kv_heads], *self._prepared(batch)[2][gqa.rope])
+        if heads.norms_after_rope:
+            _norm_each_head(by_head, gqa, heads)
         return self._cast(batch, index, qkv, Heads(gqa, gqa.scale, heads.sinks))
 
     def mix_latent(
@@ -178,6 +178,16 @@ class KVCache:
         """Returns all that is stored."""
         scales = [] if self.scales is None else [self.scales]
         return [as_bytes(self.data), *scales]
+
+
+def _norm_each_head(by_head: Tensor, gqa: GQA, heads: HeadWeights) -> None:
+    """Normalise query and key heads of `by_head` [tokens, heads + 2 * kv_heads, head_dim]
+    in place, if the layer has norms of them.
+    """
+    query, key = by_head[:, : gqa.heads], by_head[:, gqa.heads : -gqa.kv_heads]
+    for states, norm in ((query, heads.q_norm), (key, heads.k_norm)):
+        if norm is not None:
+            rms_norm(states, norm, out=states)
 
 
 def _keep_finite(batch: Batch, new: Tensor) -> None:

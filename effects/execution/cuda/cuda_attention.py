@@ -136,6 +136,7 @@ class CudaCache:
             heads.q_norm,
             heads.k_norm,
             self.layer_scales[index],
+            norms_last=heads.norms_after_rope,
         )
         return self._read(batch, index, qkv, gqa.scale, heads.sinks)
 

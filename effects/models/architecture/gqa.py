@@ -15,7 +15,7 @@ row.
 
 from collections.abc import Iterator, Mapping
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve, frozen
 
@@ -30,7 +30,11 @@ from minfer.effects.models.architecture.linear import (
     weight_parts,
 )
 from minfer.effects.models.architecture.model_step import ModelStep
-from minfer.effects.models.architecture.products import add_product, norm_linear
+from minfer.effects.models.architecture.products import (
+    add_product,
+    norm_heads,
+    norm_linear,
+)
 from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.rope_scaling import (
     FULL,
@@ -43,7 +47,7 @@ from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families.family import Family
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import RankInfo
-from minfer.kernels.leaves import HeadWeights, Linear, Norm, Shard
+from minfer.kernels.leaves import HeadWeights, Linear, Norm, Shard, WholeNorms
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,6 +70,9 @@ class GQA:
     scale: float  # multiplies the scores
     norms: NormRule
     qk_norm: bool = False
+    # Over each head, or over all heads together; after the rotation instead of before it.
+    qk_norm_over: Literal["head", "all"] = "head"
+    qk_norm_after_rope: bool = False
     qkv_bias: bool = False
     out_bias: bool = False
     sinks: bool = False
@@ -139,13 +146,20 @@ class GQA:
     def parameters(self) -> int:
         """Elements of all weights, norms included."""
         norms = self.norms.elements(self.hidden_size)
-        norms += 2 * self.head_dim * self.qk_norm
+        norms += self.qk_norm_elements
         return self.qkv.elements + self.out.elements + norms + self.heads * self.sinks
+
+    @property
+    def qk_norm_elements(self) -> int:
+        """Elements of the norms of queries and keys."""
+        if self.qk_norm_over == "all":
+            return (self.q_size + self.kv_size) * self.qk_norm
+        return 2 * self.head_dim * self.qk_norm
 
     @property
     def float32_elements(self) -> int:
         """Elements of weights that are in float32 whatever the activations' dtype."""
-        heads = 2 * self.head_dim * self.qk_norm * self.norms.offset
+        heads = self.qk_norm_elements * self.norms.offset
         heads += self.heads * self.sinks
         return heads + self.norms.float32_elements(self.hidden_size)
 
@@ -204,6 +218,7 @@ class GQAWeights:
 
     norm: Norm | None  # [hidden], of the input
     qkv: Linear
+    whole_norms: WholeNorms | None = None  # of the queries and keys of all heads
     heads: HeadWeights
     out: Linear
     after: Norm | None = None  # [hidden], of the result
@@ -245,6 +260,8 @@ def read_gqa(
         scale=scale,
         norms=norms,
         qk_norm=reader.is_set(family.qk_norm),
+        qk_norm_over=family.qk_norm_over,
+        qk_norm_after_rope=family.qk_norm_after_rope,
         qkv_bias=reader.is_set(family.qkv_bias),
         out_bias=reader.is_set(family.out_bias),
         sinks=family.sinks,
@@ -264,16 +281,21 @@ def read_gqa(
 def empty_gqa(sizes: GQA, make: WeightMaker) -> GQAWeights:
     """Returns uninitialised weights of these sizes."""
 
-    def norm(size: int, exists: bool) -> Norm | None:
-        return make.norm(size, sizes.norms) if exists else None
-
+    each_head = sizes.qk_norm and sizes.qk_norm_over == "head"
+    whole_norms = None
+    if sizes.qk_norm and not each_head:
+        whole_norms = WholeNorms(
+            make.norm(sizes.q_size, sizes.norms), make.norm(sizes.kv_size, sizes.norms)
+        )
     before, after = make.sublayer_norms(sizes.hidden_size, sizes.norms)
     return GQAWeights(
         norm=before,
         qkv=make.linear(sizes.qkv),
+        whole_norms=whole_norms,
         heads=HeadWeights(
-            q_norm=norm(sizes.head_dim, sizes.qk_norm),
-            k_norm=norm(sizes.head_dim, sizes.qk_norm),
+            q_norm=make.norm(sizes.head_dim, sizes.norms) if each_head else None,
+            k_norm=make.norm(sizes.head_dim, sizes.norms) if each_head else None,
+            norms_after_rope=sizes.qk_norm_after_rope,
             sinks=make.vector(sizes.heads, "float32") if sizes.sinks else None,
         ),
         out=make.linear(sizes.out),
@@ -294,10 +316,12 @@ def gqa_parts(
     ):
         of_values = weight_part.name.startswith("self_attn.v_proj")
         yield weight_part if of_values else _ordered(weight_part, order)
-    if heads.q_norm is not None:
-        yield _ordered(norm_part("self_attn.q_norm", heads.q_norm, norms), order)
-    if heads.k_norm is not None:
-        yield _ordered(norm_part("self_attn.k_norm", heads.k_norm, norms), order)
+    q_norm, k_norm = heads.q_norm, heads.k_norm
+    if weights.whole_norms is not None:
+        q_norm, k_norm = weights.whole_norms.query, weights.whole_norms.key
+    for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
+        if norm is not None:
+            yield _ordered(norm_part(f"self_attn.{name}", norm, norms), order)
     if heads.sinks is not None:
         yield WeightPart("self_attn.sinks", heads.sinks)
     yield from weight_parts(sizes.out, weights.out, form)
@@ -327,6 +351,8 @@ def attend_gqa(
     tokens `keep`, or of all.
     """
     qkv = norm_linear(hidden, weights.norm, weights.qkv, step.products)
+    if weights.whole_norms is not None:
+        norm_heads(qkv, weights.whole_norms, step.communicator)
     attended = step.cache.rotate_and_attend(step.batch, index, qkv, weights.heads)
     if keep is not None:
         # Of the other tokens, only keys and values are needed.

@@ -21,6 +21,7 @@ from minfer.kernels.leaves import (
     Experts,
     Linear,
     Norm,
+    WholeNorms,
 )
 
 if TYPE_CHECKING:
@@ -120,6 +121,17 @@ def normalise(x: "Tensor", norm: Norm) -> "Tensor":
     name = "norm" if x.is_cuda else "plain"
     normalised: Tensor = _module(name).rms_norm(x, norm)
     return normalised
+
+
+def norm_heads(qkv: "Tensor", norms: WholeNorms, communicator: Communicator) -> None:
+    """Normalise the queries of all heads of all ranks together, and the keys, in place:
+    `qkv` [tokens, queries + keys + values] of this rank's heads.
+    """
+    kernels = _module("heads_norm" if qkv.is_cuda else "plain")
+    squares = None
+    if not communicator.rank_info.has_whole_matrices:
+        squares = communicator.sum(kernels.square_sums(qkv, norms))
+    kernels.norm_heads(qkv, norms, squares, communicator.rank_info.parallel.tensor)
 
 
 def route(x: "Tensor", router: ExpertRouter, context: ProductContext) -> ChosenExperts:

@@ -73,6 +73,9 @@ class Family:
     mlp_bias: str = ""  # and of dense feed-forwards
     # Each query and key head is normalised before it is rotated; or a flag that says so.
     qk_norm: bool | str = False
+    # Or all heads together; or after the rotation.
+    qk_norm_over: Literal["head", "all"] = "head"
+    qk_norm_after_rope: bool = False
     attention: Literal["gqa", "mla"] = "gqa"
     experts: ExpertKeys | None = None  # None: all layers are dense
     activation: Activation = "silu"

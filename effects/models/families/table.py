@@ -11,6 +11,7 @@ from minfer.effects.models.families import (
     granite,
     llama,
     mistral,
+    olmo,
     qwen,
     smollm,
 )
@@ -26,6 +27,7 @@ _ROWS: Final = (
     *gemma.ROWS,
     *granite.ROWS,
     *smollm.ROWS,
+    *olmo.ROWS,
 )
 FAMILIES: Final[Mapping[str, Family]] = {row.architecture: row for row in _ROWS}
 BY_MODEL_TYPE: Final[Mapping[str, Family]] = {row.model_type: row for row in _ROWS}

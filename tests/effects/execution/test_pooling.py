@@ -102,7 +102,7 @@ def test_every_family_gives_transformers_states(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("key", [("Olmo2", "norms behind"), ("Nemotron", "plain")])
+@pytest.mark.parametrize("key", [("Olmo2", "dynamic rope"), ("Nemotron", "plain")])
 def test_models_of_transformers_are_pooled_too(
     tmp_path: Path, key: tuple[str, str]
 ) -> None:

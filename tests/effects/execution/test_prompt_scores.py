@@ -127,7 +127,7 @@ def test_families_with_windows(tmp_path: Path, key: tuple[str, str]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("key", [("Olmo2", "norms behind"), ("Nemotron", "plain")])
+@pytest.mark.parametrize("key", [("Olmo2", "dynamic rope"), ("Nemotron", "plain")])
 def test_models_of_transformers_are_scored_too(
     tmp_path: Path, key: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ RICH = {
     "Gemma3": "ropes",
     "Granite": "multipliers",
     "SmolLM3": "windows",
+    "Olmo2": "biases",
 }
 OTHER: dict[str, Any] = {  # values for fields that are absent
     "sliding_window": WINDOW,

@@ -116,9 +116,12 @@ def test_ranks_compute_what_one_computes(
     assert expected.dtype is torch.float64
     torch.testing.assert_close(last[0], expected, rtol=1e-9, atol=1e-9)
     assert last[0].argmax(1).equal(expected.argmax(1))
-    if parallel.tensor > 1:  # steps: of each layer two sums, embedding and logits
+    # Steps: of each layer two sums, and one of queries and keys that are normalised over
+    # all heads; embedding and logits.
+    if parallel.tensor > 1:
         calls = sum(stage.calls for stage in stages)
-        assert calls == 3 * (2 * len(spec.layers) + 2)
+        sums = 3 if spec.family.qk_norm_over == "all" else 2
+        assert calls == 3 * (sums * len(spec.layers) + 2)
 
 
 def test_of_few_key_heads_several_ranks_have_the_same(tmp_path: Path) -> None:

@@ -1,0 +1,27 @@
+"""Rows of the family table: OLMo, of the Allen Institute for AI."""
+
+from typing import Final
+
+from minfer.effects.models.families.common import BIAS
+from minfer.effects.models.families.family import Family, NormNames
+
+# Results are normalised, and not what sublayers read.
+_NORMS: Final = NormNames(
+    before_attention="",
+    after_attention="post_attention_layernorm",
+    before_feed="",
+    after_feed="post_feedforward_layernorm",
+)
+ROWS: Final = (
+    Family(
+        "Olmo2ForCausalLM",
+        "olmo2",
+        {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "eos_token_id": 50279},
+        "none",
+        BIAS,
+        BIAS,
+        qk_norm=True,
+        qk_norm_over="all",
+        norm_names=_NORMS,
+    ),
+)
