@@ -319,7 +319,8 @@ def moe_parts(
         yield WeightPart(f"{keys.router}.bias", router.bias)
     if router.correction is not None:
         yield WeightPart(f"{keys.router}.e_score_correction_bias", router.correction)
-    expert_parts = _stacked_parts if form.stacked or keys.transposed else _single_parts
+    is_stacked = keys.transposed if form.stacked is None else form.stacked
+    expert_parts = _stacked_parts if is_stacked else _single_parts
     yield from expert_parts(sizes, weights.experts, form)
     if sizes.shared is not None and shared is not None:
         yield from dense_matrix_parts(sizes.shared, shared.gate_up, shared.down, form)
@@ -338,6 +339,9 @@ def _single_parts(
         for name, leaf in pieces:
             matrix = f"{sizes.keys.experts}.{expert}.{name}"
             yield from matrix_parts(matrix, leaf, form)
+            if leaf.bias is not None:
+                is_summed = name == down and sizes.rank_experts is None
+                yield WeightPart(f"{matrix}.bias", leaf.bias, on_one_rank=is_summed)
 
 
 def _stacked_parts(

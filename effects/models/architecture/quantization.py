@@ -70,7 +70,9 @@ class CheckpointForm:
     """How the files of a checkpoint store matrices."""
 
     format: WeightFormat | None = None  # of quantized ones
-    stacked: bool = False  # the matrices of all experts of a layer are one tensor
+    # Whether the matrices of all experts of a layer are one tensor; None: as the family
+    # is published.
+    stacked: bool | None = None
 
     def format_of(self, matrix: str) -> WeightFormat:
         """Returns the format of a quantized matrix. Raises ValueError if there is

@@ -24,6 +24,10 @@ class Architecture:
     # not halves of a head (GPT-NeoX's).
     interleaved: bool = False
     norms_plus_one: bool = False  # norms' weights are stored with 1 added (Gemma)
+    # The name in files of the norm before the feed-forward.
+    feed_norm: str = "ffn_norm"
+    # Keys of the metadata that are read, and that other architectures refuse.
+    reads: frozenset[str] = frozenset()
 
     @property
     def family(self) -> Family:
@@ -38,10 +42,12 @@ class Architecture:
             **_LAYER,
             "attn_norm": norms.before_attention,
             "post_attention_norm": norms.after_attention,
-            "ffn_norm": norms.before_feed,
+            self.feed_norm: norms.before_feed,
             "post_ffw_norm": norms.after_feed,
         }
         names = {stored: name for stored, name in names.items() if name}
+        if self.family.attention == "mla":
+            names |= _MLA
         if (keys := self.family.experts) is not None:
             shared = keys.shared_experts
             names["ffn_gate_inp"] = keys.router
@@ -49,6 +55,18 @@ class Architecture:
             for name, matrix in _MATRICES.items():
                 names[f"{name}_shexp"] = f"{shared}.{matrix}"
         return names
+
+    @property
+    def whole_names(self) -> Mapping[str, str]:
+        """Names of a layer's tensors in the checkpoint that end otherwise than in the
+        file, by their whole names there.
+        """
+        keys = self.family.experts
+        router = "" if keys is None else keys.router
+        return {
+            "attn_sinks.weight": "self_attn.sinks",
+            "exp_probs_b.bias": f"{router}.e_score_correction_bias",
+        }
 
     @property
     def expert_names(self) -> Mapping[str, str]:
@@ -80,6 +98,22 @@ _LAYER: Final = {
     "attn_k_norm": "self_attn.k_norm",
     **{name: f"mlp.{matrix}" for name, matrix in _MATRICES.items()},
 }
+_MLA: Final = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+}
+_ROUTED: Final = frozenset(
+    {
+        ".expert_gating_func",
+        ".expert_group_count",
+        ".expert_weights_scale",
+        ".leading_dense_block_count",
+    }
+)
 _ROWS: Final = (
     Architecture(name="llama", model_type="llama", interleaved=True),
     Architecture(name="qwen2", model_type="qwen2"),
@@ -87,6 +121,18 @@ _ROWS: Final = (
     Architecture(name="qwen2moe", model_type="qwen2_moe"),
     Architecture(name="qwen3moe", model_type="qwen3_moe"),
     Architecture(name="gemma3", model_type="gemma3_text", norms_plus_one=True),
+    Architecture(name="gpt-oss", model_type="gpt_oss", feed_norm="post_attention_norm"),
+    Architecture(
+        name="glm4moe",
+        model_type="glm4_moe",
+        feed_norm="post_attention_norm",
+        reads=_ROUTED | {".nextn_predict_layers"},
+    ),
+    Architecture(
+        name="deepseek2",
+        model_type="deepseek_v2",
+        reads=_ROUTED | {".nextn_predict_layers", ".rope.scaling.yarn_log_multiplier"},
+    ),
 )
 ARCHITECTURES: Final = {row.name: row for row in _ROWS}
 
@@ -105,6 +151,17 @@ def architecture_of(metadata: GgufMetadata) -> Architecture:
         )
     if architecture.name == "llama" and metadata.integer(EXPERT_COUNT, 0, low=0):
         return evolve(architecture, model_type="mixtral")
+    if architecture.name == "deepseek2":
+        return evolve(architecture, model_type=_deepseek_type(metadata))
     if architecture.name == "llama" and metadata.get(SLIDING_WINDOW) is not None:
         return evolve(architecture, model_type="mistral")
     return architecture
+
+
+def _deepseek_type(metadata: GgufMetadata) -> str:
+    """Returns the `model_type` of a model with latents: DeepSeek V3 and its kin (Kimi K2,
+    GLM-4.7-Flash) correct the scores of experts, V2 does not, Youtu has none.
+    """
+    if any(name.endswith(".exp_probs_b.bias") for name in metadata.file.tensors):
+        return "deepseek_v3"
+    return "deepseek_v2" if metadata.integer(EXPERT_COUNT, 0, low=0) else "youtu"

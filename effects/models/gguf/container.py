@@ -10,15 +10,18 @@ import math
 import mmap
 from collections.abc import Mapping
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from struct import Struct
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import evolve, field, frozen
 
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.gguf.block_types import TYPES, BlockType, type_name
+from minfer.effects.models.gguf.split import split_paths
 from minfer.effects.models.json_files import CorruptFileError
+from minfer.extras import how_to_install
 
 SUFFIX: Final = ".gguf"
 MAGIC: Final = b"GGUF"
@@ -100,14 +103,17 @@ class StoredTensor:
     type: BlockType
     start: int  # byte in the file
     size: int  # bytes
+    # The whole file; copied on write, so that torch can view it.
+    data: mmap.mmap = field(eq=False, repr=False)
 
 
 @frozen(eq=False)
 class GgufFile:
-    """The metadata of a file, and where its tensors are."""
+    """The metadata of a file, or of the first of a split model's, and where the tensors
+    of all of them are.
+    """
 
     path: Path
-    data: mmap.mmap  # the whole file; copied on write, so that torch can view it
     metadata: Mapping[str, Value]
     tensors: Mapping[str, StoredTensor]
 
@@ -118,22 +124,66 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_gguf(path: str | Path) -> GgufFile:
-    """Returns a parsed file. The last two files are cached.
+    """Returns a parsed file, of a split model all of them. The last two models are
+    cached.
 
     Raises `GgufError`, and `UnsupportedModelError` for valid files of a version, or with
     types, that are not supported.
     """
     path = Path(path)
     try:
-        status = path.stat()
-        return _read(path, status.st_size, status.st_mtime_ns, status.st_ino)
+        return _read_all(tuple(map(_Identity.of, split_paths(path))))
     except OSError as error:
         fault = f"cannot be read ({error.strerror or error}); check the path"
-        raise GgufError(f"{path}: {fault}") from error
+        raise GgufError(f"{error.filename or path}: {fault}") from error
+
+
+@frozen
+class _Identity:
+    """A file as it is now: another one of its name is not equal."""
+
+    path: Path
+    size: int  # bytes
+    modified: int  # nanoseconds
+    inode: int
+
+    @classmethod
+    def of(cls, path: Path) -> "_Identity":
+        status = path.stat()
+        return cls(path, status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 @lru_cache(maxsize=2)  # a model and its draft model
-def _read(path: Path, size: int, *_identity: int) -> GgufFile:
+def _read_all(identities: tuple[_Identity, ...]) -> GgufFile:
+    """Returns the files of a model as one."""
+    first, *others = (_read(identity.path, identity.size) for identity in identities)
+    tensors = dict(first.tensors)
+    for number, file in enumerate((first, *others)):
+        count = file.metadata.get("split.count", 0) or 1
+        if count != len(identities) or file.metadata.get("split.no", 0) != number:
+            raise GgufError(
+                f"{file.path}: metadata split.count = {count!r:.100} and split.no = "
+                f"{file.metadata.get('split.no', 0)!r:.100}, but by its name it is file "
+                f"{number + 1} of {len(identities)}; files of a split model are named as "
+                f"llama-gguf-split names them, NAME-00001-of-00002.gguf"
+            )
+    for file in others:
+        if twice := sorted(tensors.keys() & file.tensors.keys()):
+            raise GgufError(
+                f"{file.path}: tensor {twice[0]} is in an earlier file, too; download "
+                f"the files again"
+            )
+        tensors.update(file.tensors)
+    expected = first.metadata.get("split.tensors.count", len(tensors))
+    if others and expected != len(tensors):
+        raise GgufError(
+            f"{first.path}: metadata split.tensors.count = {expected!r:.100}, but the "
+            f"{len(identities)} files have {len(tensors)}; download them again"
+        )
+    return evolve(first, tensors=tensors)
+
+
+def _read(path: Path, size: int) -> GgufFile:
     if size < len(MAGIC) + 4 + 8 + 8:
         raise _error(path, size, "the file ends within its header")
     with path.open("rb") as file:
@@ -150,7 +200,7 @@ def _read(path: Path, size: int, *_identity: int) -> GgufFile:
     alignment = _alignment(cursor, metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT))
     if cursor.left // _MIN_TENSOR_BYTES < tensors:
         raise cursor.error(f"{tensors} tensors do not fit into the rest of the file")
-    return GgufFile(path, data, metadata, _read_tensors(cursor, tensors, alignment))
+    return GgufFile(path, metadata, _read_tensors(cursor, tensors, alignment))
 
 
 class _Cursor:
@@ -296,7 +346,7 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Stor
             raise _error(cursor.path, offset, f"{span} {fault}; {data_start}")
     return {
         name: StoredTensor(
-            name, tensor.shape, tensor.type, base + tensor.start, tensor.size
+            name, tensor.shape, tensor.type, base + tensor.start, tensor.size, cursor.data
         )
         for name, tensor in tensors.items()
     }
@@ -322,13 +372,18 @@ def _read_tensor(cursor: _Cursor, label: str) -> StoredTensor:
             f"{cursor.path}: {label} has type {type_name(kind)}, which is not supported; "
             f"{supported} are. Use a file in which all tensors have one of these types"
         )
+    if block_type.by_package and find_spec("gguf") is None:
+        raise UnsupportedModelError(
+            f"{cursor.path}: {label} has type {block_type.name}, which the gguf package "
+            f"dequantizes; it is not installed: {how_to_install('gguf')}"
+        )
     if sizes[0] % block_type.elements or 0 in sizes:
         raise cursor.error(
             f"{label} has shape {sizes[::-1]}; rows of {block_type.name} are multiples "
             f"of {block_type.elements}, and no dimension is 0"
         )
     size = math.prod(sizes) // block_type.elements * block_type.size
-    return StoredTensor(name, tuple(sizes[::-1]), block_type, start, size)
+    return StoredTensor(name, tuple(sizes[::-1]), block_type, start, size, cursor.data)
 
 
 def _check_version(path: Path, version: int) -> None:

@@ -4,7 +4,8 @@ A block of the older types (`Q4_0` to `Q8_0`) has 32 numbers and one scale; of `
 `Q5_1` also a minimum, which is added. A block of the K types has 256 numbers in 8 or 16
 groups. Each group has a scale, and in Q4_K and Q5_K a minimum, of 6 or 8 bits; the block
 has float16 scales of these. Operations and their order are those of llama.cpp's
-reference, in float32, so that results are bit-identical.
+reference, in float32, so that results are bit-identical. Types of fewer bits, and those
+with tables of numbers, are dequantized by the `gguf` package.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,24 +14,53 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from minfer.effects.models.gguf.block_types import BlockType
+from minfer.kernels.leaves import MXFP4, Linear
+from minfer.kernels.quantized import dequantize
+
 _FLOAT16_BYTES: Final = 2  # bytes of a float16
 _HIGH_BITS_BYTES: Final = 4  # bytes of the fifth bits of 32 numbers
 _K_SCALES_BYTES: Final = 12  # bytes of the scales and minimums of 8 groups
 
 
-def dequantized(name: str, blocks: Tensor) -> Tensor:
-    """Dequantizes blocks of the type `name`: uint8 [blocks, bytes of a block] to float32
-    [blocks, numbers of a block].
+def dequantized(kind: BlockType, blocks: Tensor) -> Tensor:
+    """Dequantizes blocks of a type: uint8 [blocks, bytes of a block] to float32 [blocks,
+    numbers of a block].
     """
-    return _TYPES[name](blocks).flatten(1)
+    if kind.by_package:
+        return _by_package(kind.name, blocks)
+    return _TYPES[kind.name](blocks).flatten(1)
+
+
+def _by_package(name: str, blocks: Tensor) -> Tensor:
+    """Dequantizes blocks with the `gguf` package, on the CPU."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    numbers = dequantize(blocks.cpu().numpy(), GGMLQuantizationType[name])
+    return torch.from_numpy(numbers).to(blocks.device)
 
 
 def split_q4_0(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the numbers of Q4_0 blocks, from 0 to 15, two in a byte with the earlier
     one in the low half [blocks, 16], and the scales [blocks] in float16.
     """
-    numbers = _nibbles(blocks[:, _FLOAT16_BYTES:]).flatten(1)
-    return numbers[:, ::2] | numbers[:, 1::2] << 4, _half(blocks, 0)
+    return _paired(blocks[:, _FLOAT16_BYTES:]), _half(blocks, 0)
+
+
+def split_mxfp4(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the numbers of MXFP4 blocks as `split_q4_0` does, and the exponents
+    [blocks] in uint8.
+    """
+    return _paired(blocks[:, 1:]), blocks[:, 0]
+
+
+def _paired(packed: Tensor) -> Tensor:
+    """Brings 4-bit numbers, of 16 bytes the low halves first, into the order of inputs:
+    two neighbours in a byte.
+    """
+    numbers = _nibbles(packed).flatten(1)
+    return numbers[:, ::2] | numbers[:, 1::2] << 4
 
 
 def _half(blocks: Tensor, offset: int) -> Tensor:
@@ -78,6 +108,13 @@ def _q5_1(blocks: Tensor) -> Tensor:
     )
     numbers = _nibbles(low).flatten(1) | _fifth_bits(high)
     return _scale(blocks) * numbers.float() + _scale(blocks, _FLOAT16_BYTES)
+
+
+def _mxfp4(blocks: Tensor) -> Tensor:
+    numbers, exponents = split_mxfp4(blocks)
+    scales = exponents[:, None]
+    leaf = Linear(weight=numbers, scheme=MXFP4, scales=scales, parts=(len(numbers),))
+    return dequantize(leaf)
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
@@ -138,4 +175,5 @@ _TYPES: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "MXFP4": _mxfp4,
 }

@@ -1,11 +1,12 @@
 """Maps the tensors of a GGUF file to those of the Hugging Face checkpoint.
 
-Besides names, three things differ. In Llama's matrices of queries and keys the dimensions
-of a head are in another order; Gemma's weights of norms have 1 added; and the matrices of
-all experts of a layer are one tensor. A matrix of type Q4_0 becomes two tensors, its
-numbers and its scales, which stay 4-bit integers in memory (formats/gguf.py), unless a
-matrix that is fused with it has another type. All other quantized tensors are dequantized
-as they are read.
+Besides names, four things differ. In Llama's matrices of queries and keys the dimensions
+of a head are in another order; Gemma's weights of norms have 1 added; the matrices of all
+experts of a layer are one tensor; and of DeepSeek's expansion of latents, keys and values
+are two, that of keys transposed. A matrix of type Q4_0, or in a file that has any MXFP4,
+becomes two tensors, its numbers and its scales, which stay in 4 bits in memory
+(formats/gguf.py), unless a matrix that is fused with it has another type. All other
+quantized tensors are dequantized as they are read.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,23 +21,34 @@ from minfer.effects.models.gguf.architectures import (
     Architecture,
     architecture_of,
 )
-from minfer.effects.models.gguf.block_types import Q4_0
+from minfer.effects.models.gguf.block_types import KEPT, MXFP4, BlockType
 from minfer.effects.models.gguf.container import GgufFile, StoredTensor
 from minfer.effects.models.gguf.metadata import GgufMetadata
 
-NUMBERS, SCALES = ".q4_0", ".q4_0_scales"  # ends of names of a Q4_0 matrix's tensors
+# Ends of names of the tensors of a matrix that stays in 4 bits.
+NUMBERS, SCALES = ".numbers", ".scales"
 # Matrices of a layer that are fused in memory (linear.py), so that they need one scheme.
 _FUSED: Final = (
     ("attn_q", "attn_k", "attn_v"),
+    ("attn_q", "attn_kv_a_mqa"),
+    ("attn_q_a", "attn_kv_a_mqa"),
     ("ffn_gate", "ffn_up"),
     ("ffn_gate_exps", "ffn_up_exps"),
     ("ffn_gate_shexp", "ffn_up_shexp"),
 )
 # Other matrices that may be quantized.
-_UNFUSED: Final = ("attn_output", "ffn_down", "ffn_down_exps", "ffn_down_shexp")
+_UNFUSED: Final = (
+    "attn_output",
+    "attn_q_b",
+    "ffn_down",
+    "ffn_down_exps",
+    "ffn_down_shexp",
+)
+# The two parts of DeepSeek's expansion of latents.
+_KEYS, _VALUES = "attn_k_b", "attn_v_b"
 # Tensors that are not weights: config.py reads them.
 _NOT_WEIGHTS: Final = ("rope_freqs.weight",)
-Form = Literal["whole", "numbers", "scales"]
+Form = Literal["whole", "numbers", "scales", "keys of latents"]
 
 
 @frozen(eq=False)
@@ -49,6 +61,7 @@ class HfTensor:
     expert: int | None = None  # which part of a tensor of all experts
     heads: int = 0  # whose dimensions are reordered; 0: they are in order
     less_one: bool = False  # 1 is subtracted
+    values: StoredTensor | None = None  # of "keys of latents": what follows each head's
 
     def get_shape(self) -> list[int]:
         """Returns the shape, as a slice of an open safetensors file does."""
@@ -56,19 +69,28 @@ class HfTensor:
 
     def get_dtype(self) -> str:
         """Returns the name of the type in safetensors, as such a slice does."""
-        if self.form != "whole":
-            return "U8" if self.form == "numbers" else "F16"
+        if self.form == "numbers" or (
+            self.form == "scales" and self.stored.type is MXFP4
+        ):
+            return "U8"
+        if self.form == "scales":
+            return "F16"
         return self.stored.type.name if self.stored.type.is_float else "F32"
 
 
-def keeps_int4(file: GgufFile) -> bool:
-    """Returns whether any matrix of a file stays in 4 bits in memory."""
-    split_names = (name.removesuffix(".weight").split(".") for name in file.tensors)
-    return any(
-        _stays_int4(file, fields[1], fields[2])
-        for fields in split_names
-        if len(fields) == 3 and fields[0] == "blk"
-    )
+def kept_type(file: GgufFile) -> BlockType | None:
+    """Returns the type of which a file's matrices stay in 4 bits in memory; None: there
+    are none.
+    """
+    split_names = [name.removesuffix(".weight").split(".") for name in file.tensors]
+    for kind in KEPT:
+        if any(
+            _stays_packed(file, kind, fields[1], fields[2])
+            for fields in split_names
+            if len(fields) == 3 and fields[0] == "blk"
+        ):
+            return kind
+    return None
 
 
 def hf_tensors(file: GgufFile) -> dict[str, HfTensor]:
@@ -82,17 +104,46 @@ def hf_tensors(file: GgufFile) -> dict[str, HfTensor]:
         queries = metadata.same_in_all_layers(".attention.head_count")
         keys = metadata.same_in_all_layers(".attention.head_count_kv", queries)
         heads = {"attn_q": queries, "attn_k": keys}
+    reader = _Mapping(file, arch, heads, kept_type(file))
     tensors: dict[str, HfTensor] = {}
     for stored in file.tensors.values():
-        if stored.name not in _NOT_WEIGHTS:
-            tensors.update(_map_tensor(file, arch, heads, stored))
+        if stored.name not in _NOT_WEIGHTS and not _is_further(metadata, stored.name):
+            tensors.update(_map_tensor(reader, stored))
     return tensors
 
 
+@frozen(eq=False)
+class _Mapping:
+    """What the names of a file's tensors depend on."""
+
+    file: GgufFile
+    arch: Architecture
+    heads: Mapping[str, int]  # of matrices whose heads are reordered
+    kept: BlockType | None  # matrices of this type stay in 4 bits
+
+
+def _is_further(metadata: GgufMetadata, name: str) -> bool:
+    """Returns whether a tensor is of a layer that predicts further tokens."""
+    fields = name.split(".")
+    is_layer = fields[0] == "blk" and len(fields) > 2 and fields[1].isdecimal()
+    return is_layer and int(fields[1]) >= own_layers(metadata)
+
+
+def own_layers(metadata: GgufMetadata) -> int:
+    """Returns the number of layers without those that predict further tokens. Each has
+    tensors in the file, so a number above that of tensors is refused: it would make what
+    follows slow.
+    """
+    layers = metadata.integer(".block_count", below=len(metadata.file.tensors) + 1)
+    further = metadata.integer(".nextn_predict_layers", 0, low=0, below=layers)
+    return layers - further
+
+
 def _map_tensor(
-    file: GgufFile, arch: Architecture, heads: Mapping[str, int], stored: StoredTensor
+    mapping: _Mapping, stored: StoredTensor
 ) -> Iterator[tuple[str, HfTensor]]:
     """Yields the names and tensors of the checkpoint whose values a stored one has."""
+    file, arch = mapping.file, mapping.arch
     base, _, end = stored.name.rpartition(".")
     tensor = HfTensor(stored, stored.shape)
     if end in ("weight", "bias") and base in GLOBAL_NAMES:
@@ -102,30 +153,62 @@ def _map_tensor(
     layer, _, name = rest.partition(".")
     is_layer_tensor = block == "blk" and layer.isdecimal() and end in ("weight", "bias")
     prefix = f"model.layers.{layer}"
-    int4 = is_layer_tensor and end == "weight" and _stays_int4(file, layer, name)
+    packed = (
+        is_layer_tensor
+        and end == "weight"
+        and mapping.kept is not None
+        and _stays_packed(file, mapping.kept, layer, name)
+    )
+    whole_name = arch.whole_names.get(f"{name}.{end}")
+    if is_layer_tensor and whole_name is not None:
+        yield f"{prefix}.{whole_name}", tensor
+        return
+    if is_layer_tensor and name in (_KEYS, _VALUES):
+        if name == _KEYS:
+            yield f"{prefix}.self_attn.kv_b_proj.weight", _expansion(file, arch, stored)
+        return
     if (
         is_layer_tensor
         and (matrix := arch.expert_names.get(name))
         and arch.family.experts
     ):
         experts = GgufMetadata(file).integer(EXPERT_COUNT)
-        if len(stored.shape) != 3 or end != "weight" or stored.shape[0] != experts:
+        dimensions = 3 if end == "weight" else 2
+        if len(stored.shape) != dimensions or stored.shape[0] != experts:
             raise _unknown(file, arch, stored, f"its first dimension must be {experts}")
         for i in range(experts):
             tensor = HfTensor(stored, stored.shape[1:], expert=i)
             new_name = f"{prefix}.{arch.family.experts.experts}.{i}.{matrix}"
-            yield from _split_forms(new_name, tensor, int4=int4)
+            if end == "bias":
+                yield f"{new_name}.bias", tensor
+            else:
+                yield from _split_forms(new_name, tensor, packed=packed)
         return
     if not is_layer_tensor or name not in arch.layer_names:
         raise _unknown(file, arch, stored)
     if name == "ffn_gate_inp_shexp":  # some files leave out its one output
         tensor = evolve(tensor, shape=(1, stored.shape[-1]))
-    tensor = _norm(arch, name, evolve(tensor, heads=heads.get(name, 0)))
+    tensor = _norm(arch, name, evolve(tensor, heads=mapping.heads.get(name, 0)))
     new_name = f"{prefix}.{arch.layer_names[name]}"
     if end == "bias":
         yield f"{new_name}.bias", tensor
     else:
-        yield from _split_forms(new_name, tensor, int4=int4)
+        yield from _split_forms(new_name, tensor, packed=packed)
+
+
+def _expansion(file: GgufFile, arch: Architecture, keys: StoredTensor) -> HfTensor:
+    """Returns the expansion of latents of a layer, whose keys and values are apart."""
+    values = file.tensors.get(keys.name.replace(_KEYS, _VALUES))
+    if (
+        values is None
+        or len(keys.shape) != 3
+        or len(values.shape) != 3
+        or (keys.shape[0], keys.shape[1]) != (values.shape[0], values.shape[2])
+    ):
+        raise _unknown(file, arch, keys, f"it must fit one of the name {_VALUES}")
+    heads, rank, key_dim = keys.shape
+    shape = (heads * (key_dim + values.shape[1]), rank)
+    return HfTensor(keys, shape, form="keys of latents", values=values)
 
 
 def _norm(arch: Architecture, name: str, tensor: HfTensor) -> HfTensor:
@@ -133,24 +216,25 @@ def _norm(arch: Architecture, name: str, tensor: HfTensor) -> HfTensor:
 
 
 def _split_forms(
-    name: str, tensor: HfTensor, *, int4: bool
+    name: str, tensor: HfTensor, *, packed: bool
 ) -> Iterator[tuple[str, HfTensor]]:
-    if not int4:
+    if not packed:
         yield f"{name}.weight", tensor
         return
     outputs, inputs = tensor.shape
-    numbers, scales = (outputs, inputs // 2), (outputs, inputs // Q4_0.elements)
+    numbers = (outputs, inputs // 2)
+    scales = (outputs, inputs // tensor.stored.type.elements)
     yield name + NUMBERS, evolve(tensor, form="numbers", shape=numbers)
     yield name + SCALES, evolve(tensor, form="scales", shape=scales)
 
 
-def _stays_int4(file: GgufFile, layer: str, name: str) -> bool:
-    """Returns whether a layer's matrix, and each that is fused with it, is Q4_0."""
-    fused = next((names for names in _FUSED if name in names), (name,))
-    if len(fused) == 1 and name not in _UNFUSED:
-        return False
-    stored = (file.tensors.get(f"blk.{layer}.{matrix}.weight") for matrix in fused)
-    return all(tensor is not None and tensor.type is Q4_0 for tensor in stored)
+def _stays_packed(file: GgufFile, kind: BlockType, layer: str, name: str) -> bool:
+    """Returns whether a layer's matrix, and each that is fused with it, has a type."""
+    for matrices in (*(names for names in _FUSED if name in names), (name,)):
+        stored = [file.tensors.get(f"blk.{layer}.{matrix}.weight") for matrix in matrices]
+        if None not in stored and (len(matrices) > 1 or name in _UNFUSED):
+            return all(tensor is not None and tensor.type is kind for tensor in stored)
+    return False
 
 
 def _unknown(

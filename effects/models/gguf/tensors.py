@@ -14,7 +14,7 @@ class GgufTensors:
 
     def __init__(self, file: GgufFile, dtype: str = "float32", device: str = "cpu"):
         """Matrices are dequantized to `dtype`, on `device`."""
-        self._file, self._dtype, self._device = file, dtype, device
+        self._dtype, self._device = dtype, device
         self._tensors = hf_tensors(file)
 
     def keys(self) -> list[str]:
@@ -29,7 +29,7 @@ class GgufTensors:
         """Returns a tensor."""
         from minfer.effects.models.gguf.values import read_values
 
-        return read_values(self._file, self._tensors[name], self._dtype, self._device)
+        return read_values(self._tensors[name], self._dtype, self._device)
 
 
 def open_gguf_tensors(file: GgufFile, dtype: str, device: str) -> Any:

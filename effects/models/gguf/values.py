@@ -8,8 +8,13 @@ import torch
 from torch import Tensor
 
 from minfer.effects.models.dtypes import torch_dtype
-from minfer.effects.models.gguf.container import GgufFile, StoredTensor
-from minfer.effects.models.gguf.dequantize import dequantized, split_q4_0
+from minfer.effects.models.gguf.block_types import MXFP4
+from minfer.effects.models.gguf.container import StoredTensor
+from minfer.effects.models.gguf.dequantize import (
+    dequantized,
+    split_mxfp4,
+    split_q4_0,
+)
 from minfer.effects.models.gguf.hf_tensors import HfTensor
 
 MAX_PIECE_NUMBERS: Final = 1 << 24  # that are dequantized at once
@@ -20,13 +25,16 @@ _FLOATS: Final = {
 }
 
 
-def read_values(file: GgufFile, tensor: HfTensor, dtype: str, device: str) -> Tensor:
+def read_values(tensor: HfTensor, dtype: str, device: str) -> Tensor:
     """Returns a tensor as the checkpoint has it. A quantized one is dequantized to
     `dtype`, on `device`; others keep their type.
     """
-    blocks = _blocks(file, tensor.stored, tensor.expert)
+    if tensor.values is not None:
+        return _expansion(tensor.stored, tensor.values, dtype, device)
+    blocks = _blocks(tensor.stored, tensor.expert)
     if tensor.form != "whole":
-        numbers, scales = split_q4_0(blocks.to(device))
+        split = split_mxfp4 if tensor.stored.type is MXFP4 else split_q4_0
+        numbers, scales = split(blocks.to(device))
         values = numbers if tensor.form == "numbers" else scales
     elif (kind := _FLOATS.get(tensor.stored.type.name)) is not None:
         values = blocks.view(kind)
@@ -40,7 +48,20 @@ def read_values(file: GgufFile, tensor: HfTensor, dtype: str, device: str) -> Te
     return values.float() - 1 if tensor.less_one else values
 
 
-def _blocks(file: GgufFile, stored: StoredTensor, expert: int | None) -> Tensor:
+def _expansion(
+    keys: StoredTensor, values: StoredTensor, dtype: str, device: str
+) -> Tensor:
+    """Returns DeepSeek's expansion of latents [heads * (key_dim + value_dim), rank], of
+    keys [heads, rank, key_dim] and values [heads, value_dim, rank].
+    """
+    of_keys, of_values = (
+        read_values(HfTensor(stored, stored.shape), dtype, device)
+        for stored in (keys, values)
+    )
+    return torch.cat((of_keys.transpose(1, 2), of_values), 1).flatten(0, 1)
+
+
+def _blocks(stored: StoredTensor, expert: int | None) -> Tensor:
     """Returns the bytes of a tensor, or of one expert's part of it [blocks, bytes of a
     block]: a view of the mapped file.
     """
@@ -48,7 +69,7 @@ def _blocks(file: GgufFile, stored: StoredTensor, expert: int | None) -> Tensor:
     if expert is not None:
         size //= stored.shape[0]
         start += expert * size
-    flat = torch.frombuffer(file.data, dtype=torch.uint8, count=size, offset=start)
+    flat = torch.frombuffer(stored.data, dtype=torch.uint8, count=size, offset=start)
     return flat.view(-1, stored.type.size)
 
 
@@ -56,11 +77,11 @@ def _dequantize_in_pieces(
     stored: StoredTensor, blocks: Tensor, dtype: torch.dtype, device: str
 ) -> Tensor:
     """Dequantizes blocks in pieces: at most `MAX_PIECE_NUMBERS` are in float32."""
-    name, block_numbers = stored.type.name, stored.type.elements
+    kind, block_numbers = stored.type, stored.type.elements
     values = torch.empty((len(blocks), block_numbers), dtype=dtype, device=device)
     rows = max(1, MAX_PIECE_NUMBERS // block_numbers)
     for piece, target in zip(
         torch.split(blocks, rows), torch.split(values, rows), strict=True
     ):
-        target.copy_(dequantized(name, piece.to(device)))
+        target.copy_(dequantized(kind, piece.to(device)))
     return values

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.checkpoint.checkpoint import load_weights, read_config
 from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
+from minfer.effects.models.gguf import container
 from minfer.effects.models.gguf.container import GgufError, read_gguf
 from minfer.effects.text.tokenizer import Tokenizer
 from tests.effects.models.gguf.written import write
@@ -139,8 +140,8 @@ HOSTILE: Final[dict[str, tuple[File | bytes, str]]] = {
         "rows of Q8_0 are multiples of 32",
     ),
     "a type that is not read": (
-        evolve(GOOD, tensors=(tensor("a", (256,), kind=17),)),
-        "tensor a has type IQ2_XS, which is not supported; F32, F16, ",
+        evolve(GOOD, tensors=(tensor("a", (256,), kind=26),)),
+        "tensor a has type I32, which is not supported; F32, F16, ",
     ),
     "behind the file": (
         evolve(GOOD, tensors=(tensor("a", (8,), offset=64),)),
@@ -189,6 +190,17 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         read_config(path)
     with pytest.raises(GgufError, match="No such file"):
         read_gguf(tmp_path / "other.gguf")
+
+
+def test_types_of_the_gguf_package_need_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.gguf"
+    two_bits = evolve(GOOD, tensors=(tensor("a", (256,), kind=17),))
+    monkeypatch.setattr(container, "find_spec", lambda _name: None)
+    path.write_bytes(two_bits.raw())
+    with pytest.raises(UnsupportedModelError, match=r"type IQ2_XS, .* '\.\[gguf\]'"):
+        read_gguf(path)
 
 
 @pytest.fixture(scope="module")
@@ -308,7 +320,7 @@ METADATA: Final[dict[str, tuple[Change, str]]] = {
     ),
     "parts": (
         change("add_uint16", "split.count", 3),
-        "the file is one of the 3 parts of a split file; join them with `llama-",
+        "metadata split.count = 3 and split.no = 0, but by its name it is file 1 of 1",
     ),
     "a cap of logits": (
         change("add_float32", "llama.final_logit_softcapping", 30.0),

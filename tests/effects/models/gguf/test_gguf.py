@@ -18,15 +18,18 @@ from minfer import LLM, SamplingParams
 from minfer.effects.cli.main import main
 from minfer.effects.models.architecture import layers
 from minfer.effects.models.checkpoint.checkpoint import load_weights
+from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.gguf.config import gguf_config
+from minfer.effects.models.gguf.container import GgufError
+from minfer.effects.models.json_files import CorruptFileError
 from minfer.effects.models.layout.shapes import weight_bytes
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.prepare import prepare
 from tests.circles import long
 from tests.effects.models.formats.test_formats import leaves
-from tests.effects.models.gguf.written import add_tokenizer, write
-from tests.effects.tiny_families import VARIANTS, save
+from tests.effects.models.gguf.written import add_tokenizer, write, write_split
+from tests.effects.tiny_families import ROPES, VARIANTS, save
 
 PROMPT: Final = [*range(3, 60, 2)]
 TOKENS: Final = 24
@@ -39,6 +42,8 @@ GEMMA: Final = {
     "sliding_window_pattern": 6,
     "layer_types": [*["sliding_attention"] * 5, "full_attention", "sliding_attention"],
 }
+# The file has one factor for both.
+MSCALE: Final = ROPES["yarn"] | {"mscale": 0.8, "mscale_all_dim": 0.8}
 
 
 @frozen(kw_only=True)
@@ -58,6 +63,8 @@ class Case:
         """Write the model as model.gguf; returns transformers' model of it."""
         config = VARIANTS[self.family, self.variant] | WIDE
         config |= GEMMA if self.family == "Gemma3" else {}
+        if self.family.startswith("Deepseek") and self.variant == "yarn":
+            config["rope_parameters"] = MSCALE
         model = save(str(folder), self.family, config)
         write(folder / "model.gguf", self.family, model, self.kinds, self.kind)
         return model
@@ -71,6 +78,11 @@ MIXED: Final = Case(
     kind=Type.Q4_0,
     kinds={"attn_v": Type.Q5_0, "blk.1.ffn_down": Type.Q4_1, "embd": Type.Q8_0},
 )
+MXFP4: Final = Case(
+    family="GptOss", variant="alternate", kind=Type.Q8_0, kinds={"_exps": Type.MXFP4}
+)
+# Their rows are no multiples of a block.
+LATENTS: Final = dict.fromkeys(("attn_k_b", "attn_v_b", "attn_output"), Type.F32)
 EXPERTS: Final = Case(family="Mixtral", variant="experts", kind=Type.Q4_0)
 MORE: Final = (
     MIXED,
@@ -87,6 +99,19 @@ MORE: Final = (
     Case(family="Qwen3Moe", variant="normalised", kind=Type.F16),
     Case(family="Qwen3Moe", variant="normalised", kind=Type.Q4_0),
     Case(family="Qwen2Moe", variant="experts", kind=Type.Q8_0),
+    Case(family="Qwen2", variant="plain", kind=Type.MXFP4),
+    Case(family="GptOss", variant="alternate", kind=Type.F16),
+    MXFP4,
+    Case(family="Glm4Moe", variant="experts", kind=Type.F32),
+    Case(family="Glm4Moe", variant="groups", kind=Type.Q4_0),
+    Case(family="Glm4Moe", variant="not normalised", kind=Type.Q8_0),
+    Case(family="DeepseekV2", variant="greedy", kind=Type.F32),
+    Case(family="DeepseekV2", variant="groups", kind=Type.F32),
+    Case(family="DeepseekV2", variant="yarn", kind=Type.F16),
+    Case(family="DeepseekV3", variant="groups", kind=Type.F32),
+    Case(family="DeepseekV3", variant="yarn", kind=Type.F32),
+    Case(family="DeepseekV3", variant="groups", kind=Type.Q4_0, kinds=LATENTS),
+    Case(family="Youtu", variant="tied", kind=Type.F32),
 )
 
 
@@ -130,6 +155,38 @@ def test_q4_0_stays_in_four_bits(
     assert sum(tensor.nbytes for tensor in tensors(weights)) == weight_bytes(
         setup.spec, cuda=True
     )
+
+
+def test_a_split_model_is_read_from_all_files(tmp_path: Path) -> None:
+    """Of a model that the `gguf` package writes in several files, as llama.cpp does."""
+    PLAIN.save(tmp_path)
+    whole = tmp_path / "model.gguf"
+    first, *others = write_split(tmp_path / "parts", whole, tensors=8)
+    assert len(others) > 1
+    setups = [
+        prepare(EngineArgs(model=str(path), dtype="float32", skip_tokenizer_init=True))
+        for path in (whole, first)
+    ]
+    one, several = (
+        tensors(load_weights(setup.folder, setup.spec, "float32")) for setup in setups
+    )
+    assert len(one) == len(several)
+    for tensor, of_files in zip(one, several, strict=True):
+        assert tensor.equal(of_files)
+    with pytest.raises(UnsupportedModelError, match=f"give the first one, {first}"):
+        gguf_config(others[0])
+    renamed = first.with_name("model.gguf")
+    renamed.write_bytes(first.read_bytes())
+    with pytest.raises(
+        GgufError, match=r"split\.count = .*, but by its name it is file 1"
+    ):
+        gguf_config(renamed)
+    others[0].write_bytes(others[1].read_bytes())
+    with pytest.raises(GgufError, match=r"split\.no = 2, but by its name it is file 2"):
+        gguf_config(first)
+    others[0].unlink()
+    with pytest.raises(CorruptFileError, match=f"{others[0]}: not found, though"):
+        gguf_config(first)
 
 
 def test_llama_3s_factors_of_rotations_are_recognised(tmp_path: Path) -> None:

@@ -27,7 +27,15 @@ ARCHITECTURES: Final = {
     "Qwen2Moe": "qwen2moe",
     "Qwen3Moe": "qwen3moe",
     "Gemma3": "gemma3",
+    "GptOss": "gpt-oss",
+    "Glm4Moe": "glm4moe",
+    "DeepseekV2": "deepseek2",
+    "DeepseekV3": "deepseek2",
+    "Youtu": "deepseek2",
 }
+_MOE: Final = ("Qwen2Moe", "Qwen3Moe")
+_ROUTED: Final = ("Glm4Moe", "DeepseekV2", "DeepseekV3")
+_LATENTS: Final = ("DeepseekV2", "DeepseekV3", "Youtu")
 _MIXTRAL: Final = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
@@ -74,6 +82,26 @@ def write(
     return path
 
 
+def write_split(folder: Path, whole: Path, tensors: int) -> list[Path]:
+    """Write a file as several of so many tensors, by the package's own writer."""
+    folder.mkdir()
+    reader = gguf.GGUFReader(whole)
+    arch = reader.get_field("general.architecture")
+    assert arch is not None
+    path = folder / whole.name
+    writer = gguf.GGUFWriter(path, arch.contents(), split_max_tensors=tensors)
+    for name, stored in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            kind, element = stored.types[0], stored.types[-1]
+            is_array = kind is gguf.GGUFValueType.ARRAY
+            of_elements = element if is_array else None
+            writer.add_key_value(name, stored.contents(), kind, of_elements)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    finish(writer)
+    return sorted(folder.iterdir())
+
+
 def add(writer: gguf.GGUFWriter, name: str, stored: Numbers, kind: Type) -> None:
     """Add a tensor, whose rows are bytes where they are blocks."""
     writer.add_tensor(name, stored, raw_dtype=kind)
@@ -89,12 +117,13 @@ def finish(writer: gguf.GGUFWriter) -> None:
 def tensors(family: str, model: Any) -> Iterator[Named]:
     """The tensors of a file; those of experts are together there."""
     config = model.config
-    arch = gguf.MODEL_ARCH[ARCHITECTURES[family].upper()]
+    by_name = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
+    arch = by_name[ARCHITECTURES[family]]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        for matrix_name, matrix in _split_experts(family, name, tensor):
+        for matrix_name, matrix in _split(family, config, name, tensor):
             heads = 0
             if arch is gguf.MODEL_ARCH.LLAMA and "q_proj" in matrix_name:
                 heads = config.num_attention_heads
@@ -102,7 +131,36 @@ def tensors(family: str, model: Any) -> Iterator[Named]:
                 heads = config.num_key_value_heads
             file_name = names.get_name(matrix_name, try_suffixes=(".weight", ".bias"))
             assert file_name is not None, matrix_name
+            if file_name.endswith("attn_sinks"):
+                file_name += ".weight"
+            if file_name.endswith("exp_probs_b"):
+                file_name += ".bias"
             yield Named(file_name, matrix, heads)
+
+
+def _split(
+    family: str, config: Any, name: str, tensor: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a file that one of a checkpoint is written as, by their names."""
+    if name.endswith("e_score_correction_bias"):
+        yield name.removesuffix("_bias"), tensor
+    elif family in _LATENTS and "kv_b_proj" in name:
+        by_head = tensor.view(config.num_attention_heads, -1, tensor.shape[-1])
+        sizes = [config.qk_nope_head_dim, config.v_head_dim]
+        keys, values = by_head.split_with_sizes(sizes, 1)
+        yield name.replace("kv_b_proj", "k_b_proj"), keys.transpose(1, 2)
+        yield name.replace("kv_b_proj", "v_b_proj"), values
+    elif family == "GptOss" and ".experts." in name:
+        matrix = name.removesuffix("_bias")
+        end = "bias" if matrix != name else "weight"
+        of_experts = tensor if end == "bias" else tensor.transpose(1, 2)
+        if "gate_up" not in name:
+            yield f"{matrix}.{end}", of_experts
+            return
+        for first, kind in enumerate(("gate_proj", "up_proj")):
+            yield f"{matrix.replace('gate_up_proj', kind)}.{end}", of_experts[:, first::2]
+    else:
+        yield from _split_experts(family, name, tensor)
 
 
 def _split_experts(
@@ -145,9 +203,12 @@ def add_sizes(writer: gguf.GGUFWriter, family: str, config: Any) -> None:
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
+    if family in _LATENTS:
+        _add_latents(writer, config)
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     ropes = config.rope_parameters
     rope = ropes.get("full_attention", ropes)
@@ -158,17 +219,59 @@ def add_sizes(writer: gguf.GGUFWriter, family: str, config: Any) -> None:
     if rope["rope_type"] == "yarn":
         length = rope["original_max_position_embeddings"]
         writer.add_rope_scaling_orig_ctx_len(length)
-    if "Moe" in family or family == "Mixtral":
+    if family in _ROUTED:
+        _add_routing(writer, family, config)
+    elif family in (*_MOE, "Mixtral", "GptOss"):
         count = getattr(config, "num_experts", None) or config.num_local_experts
         writer.add_expert_count(count)
         writer.add_expert_used_count(config.num_experts_per_tok)
-    if "Moe" in family:
+    if family in _MOE:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if family == "Qwen2Moe":
         width = config.shared_expert_intermediate_size
         writer.add_expert_shared_feed_forward_length(width)
-    if family in ("Gemma3", "Mistral") or (family == "Mixtral" and config.sliding_window):
+    if family in ("Gemma3", "GptOss", "Mistral") or (
+        family == "Mixtral" and config.sliding_window
+    ):
         writer.add_sliding_window(config.sliding_window)
+
+
+def _add_latents(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Add the sizes of latents, with keys and values of latents apart."""
+    rank, rotated = config.kv_lora_rank, config.qk_rope_head_dim
+    writer.add_head_count_kv(1)
+    writer.add_kv_lora_rank(rank)
+    if config.q_lora_rank is not None:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_key_length(rank + rotated)
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(config.qk_nope_head_dim + rotated)
+    writer.add_value_length_mla(config.v_head_dim)
+    writer.add_rope_dimension_count(rotated)
+    if "mscale_all_dim" in config.rope_parameters:
+        mscale = config.rope_parameters["mscale_all_dim"]
+        writer.add_rope_scaling_yarn_log_mul(0.1 * mscale)
+
+
+def _add_routing(writer: gguf.GGUFWriter, family: str, config: Any) -> None:
+    """Add how experts are chosen."""
+    writer.add_expert_count(config.n_routed_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    if getattr(config, "norm_topk_prob", False):
+        writer.add_expert_weights_norm(True)
+    is_softmax = family == "DeepseekV2"
+    kinds = gguf.ExpertGatingFuncType
+    writer.add_expert_gating_func(kinds.SOFTMAX if is_softmax else kinds.SIGMOID)
+    if (config.n_group or 1) > 1:
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+    if family == "Glm4Moe":
+        rotated = config.head_dim * config.rope_parameters["partial_rotary_factor"]
+        writer.add_rope_dimension_count(int(rotated))
 
 
 def add_tokenizer(

@@ -1,0 +1,70 @@
+"""The sizes of experts in a GGUF file's metadata, as config.json has them."""
+
+from typing import Any, Final
+
+from minfer.effects.models.gguf.architectures import EXPERT_COUNT, Architecture
+from minfer.effects.models.gguf.metadata import GgufMetadata
+
+MAX_EXPERTS: Final = 1 << 12  # in a layer
+_GATING: Final = {"softmax": 1, "sigmoid": 2}  # as files number them
+
+
+def read_experts(metadata: GgufMetadata, arch: Architecture) -> dict[str, Any]:
+    """Returns the fields about experts; none if there are no experts. Raises
+    `GgufError`.
+    """
+    keys = arch.family.experts
+    if keys is None:
+        return {}
+    config: dict[str, Any] = {
+        keys.count[0]: metadata.integer(EXPERT_COUNT, below=MAX_EXPERTS + 1),
+        "num_experts_per_tok": metadata.integer(".expert_used_count"),
+    }
+    if isinstance(keys.normalise, str):
+        # Files without the key are read as the published models of the architecture.
+        default = arch.model_type != "qwen2_moe"
+        config[keys.normalise] = metadata.flag(".expert_weights_norm", default=default)
+    dense = 0
+    if keys.first_dense:
+        dense = metadata.integer(".leading_dense_block_count", 0, low=0)
+        config[keys.first_dense] = dense
+    width = _width(metadata, ".expert_feed_forward_length", dense, "ffn_up_exps")
+    config[keys.inter] = width
+    if keys.shared:
+        key = ".expert_shared_feed_forward_length"
+        config[keys.shared] = _width(metadata, key, dense, "ffn_up_shexp")
+    if keys.shared_count:
+        config[keys.shared_count] = metadata.integer(".expert_shared_count", 0, low=0)
+    if ".expert_weights_scale" in arch.reads:
+        config |= _routing(metadata, arch)
+    return config
+
+
+def _routing(metadata: GgufMetadata, arch: Architecture) -> dict[str, Any]:
+    """Returns the fields of the rule by which experts are chosen."""
+    groups = metadata.integer(".expert_group_count", 0, low=0) or 1
+    config = {
+        # 0, too, is no factor.
+        "routed_scaling_factor": metadata.get(".expert_weights_scale") or 1.0,
+        "n_group": groups,
+        "topk_group": metadata.integer(".expert_group_used_count", 0, low=0) or groups,
+        "norm_topk_prob": metadata.flag(".expert_weights_norm", default=False),
+    }
+    gating = metadata.integer(".expert_gating_func", 0, low=0)
+    expected = _GATING[arch.family.experts.scores if arch.family.experts else "softmax"]
+    if gating and gating != expected:
+        raise metadata.error(".expert_gating_func", str(expected))
+    if arch.model_type == "deepseek_v2":
+        is_limited = groups > 1
+        config["topk_method"] = "group_limited_greedy" if is_limited else "greedy"
+    return config
+
+
+def _width(metadata: GgufMetadata, key: str, layer: int, matrix: str) -> int:
+    """Returns the width of a feed-forward: from the shape of its matrix in a layer, as
+    older files lack the key, else from the key.
+    """
+    stored = metadata.file.tensors.get(f"blk.{layer}.{matrix}.weight")
+    if stored is None or len(stored.shape) == 1:
+        return metadata.integer(key)
+    return metadata.integer(key, stored.shape[-2])

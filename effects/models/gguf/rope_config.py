@@ -1,0 +1,93 @@
+"""The scaling of RoPE in a GGUF file's metadata, as config.json has it."""
+
+import math
+import struct
+from typing import Any, Final
+
+from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.gguf.block_types import F32
+from minfer.effects.models.gguf.metadata import GgufMetadata
+
+OLD_SCALE: Final = ".rope.scale_linear"
+ROPE_FACTORS: Final = "rope_freqs.weight"
+FACTOR_TOLERANCE: Final = 1e-3  # relative tolerance of stored factors
+# Llama 3's RoPE scaling: files hold the factors that follow from these numbers, not the
+# numbers.
+_LLAMA3: Final = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def read_rope_scaling(metadata: GgufMetadata, head_dim: int) -> dict[str, Any] | None:
+    """Returns the config's `rope_scaling`; None: RoPE is not scaled."""
+    # As llama.cpp reads them: older files have another key, and no type is linear.
+    key = ".rope.scaling.factor"
+    if metadata.get(key) is None and metadata.get(OLD_SCALE) is not None:
+        key = OLD_SCALE
+    is_scaled = metadata.get(key) not in (None, 0.0, 1.0)
+    kind = metadata.text(".rope.scaling.type", "linear" if is_scaled else "none")
+    if ROPE_FACTORS in metadata.file.tensors:
+        if kind != "none" and is_scaled:
+            raise UnsupportedModelError(
+                f"{metadata.file.path}: metadata {metadata.full(key)} beside tensor "
+                f"{ROPE_FACTORS} is not supported; give the Hugging Face checkpoint that "
+                f"the file was made from"
+            )
+        return _llama3(metadata, head_dim)
+    if kind == "none":
+        return None
+    if kind not in ("linear", "yarn"):
+        key = metadata.full(".rope.scaling.type")
+        raise UnsupportedModelError(
+            f"{metadata.file.path}: metadata {key} = {kind!r:.100} is not supported; "
+            f"linear and yarn are. Give the Hugging Face checkpoint that the file was "
+            f"made from"
+        )
+    factor = metadata.number(key)
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
+    if kind == "yarn":
+        key = ".rope.scaling.original_context_length"
+        length = metadata.integer(".context_length")
+        scaling["original_max_position_embeddings"] = metadata.integer(key, length)
+    return scaling
+
+
+def _llama3(metadata: GgufMetadata, head_dim: int) -> dict[str, Any]:
+    """Returns Llama 3's `rope_scaling`. The file holds the factors that frequencies are
+    divided by, one a pair of dimensions. Raises `UnsupportedModelError` if they are not
+    Llama 3's.
+    """
+    stored = metadata.file.tensors[ROPE_FACTORS]
+    theta = metadata.number(".rope.freq_base", 10000.0)
+    factors: tuple[float, ...] = ()
+    if stored.type is F32 and stored.shape == (head_dim // 2,):
+        layout = f"<{head_dim // 2}f"
+        factors = struct.unpack_from(layout, stored.data, stored.start)
+    factor = max(factors, default=0.0)
+    if factor >= 1:
+        scaling = {"rope_type": "llama3", "factor": round(factor, 4), **_LLAMA3}
+        expected = _llama3_factors(theta, head_dim, factor)
+        pairs = zip(factors, expected, strict=True)
+        if all(
+            math.isclose(stored_factor, expected_factor, rel_tol=FACTOR_TOLERANCE)
+            for stored_factor, expected_factor in pairs
+        ):
+            return scaling
+    raise UnsupportedModelError(
+        f"{metadata.file.path}: tensor {ROPE_FACTORS} holds RoPE factors other than "
+        f"Llama 3's, which are not supported; give the Hugging Face checkpoint that the "
+        f"file was made from"
+    )
+
+
+def _llama3_factors(theta: float, head_dim: int, factor: float) -> list[float]:
+    """Returns the factor that Llama 3 divides each frequency by."""
+    slow, fast, context = _LLAMA3.values()
+    factors = []
+    for i in range(0, head_dim, 2):
+        turns = context / (2 * math.pi * theta ** (i / head_dim))
+        unscaled_share = min(max((turns - slow) / (fast - slow), 0.0), 1.0)
+        factors.append(1 / ((1 - unscaled_share) / factor + unscaled_share))
+    return factors
