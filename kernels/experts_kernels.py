@@ -26,7 +26,7 @@ def few_gate_up(
     x_stride,
     weight,
     scales,
-    zeros,
+    extras,
     bias,
     out,
     ids,
@@ -49,8 +49,8 @@ def few_gate_up(
         # Lines past the end repeat the last: no mask is needed.
         line = tl.minimum(column, columns - 1)
         line = expert * 2 * columns + line
-        gates = leaf_lines(weight, scales, zeros, line, size, scaled)
-        ups = leaf_lines(weight, scales, zeros, line + columns, size, scaled)
+        gates = leaf_lines(weight, scales, extras, line, size, scaled)
+        ups = leaf_lines(weight, scales, extras, line + columns, size, scaled)
         row = x + pair // top_k * x_stride
         lanes: tl.constexpr = depth // 2 if is_packed(weight) else depth
         gate = tl.zeros([cols, lanes], tl.float32)
@@ -77,7 +77,7 @@ def few_gate_up(
 def _down_tile(
     weight,
     scales,
-    zeros,
+    extras,
     expert,
     line,
     k,
@@ -89,7 +89,7 @@ def _down_tile(
     """Weights [lines, lanes] of an expert; of no expert, none are read."""
     limit = tl.where(expert >= 0, size, 0)
     line = expert * columns + line
-    leaf = leaf_lines(weight, scales, zeros, line, size, scaled)
+    leaf = leaf_lines(weight, scales, extras, line, size, scaled)
     return load_tile(leaf, k, limit, False, depth, scaled)
 
 
@@ -98,7 +98,7 @@ def few_down(
     x,
     weight,
     scales,
-    zeros,
+    extras,
     bias,
     residual,
     residual_stride,
@@ -128,7 +128,7 @@ def few_down(
         expert = tl.load(id_pointer, cache_modifier=".cg").to(tl.int64)
         k = n % passes * depth
         tile = _down_tile(
-            *(weight, scales, zeros, expert, line, k), columns, size, depth, scaled
+            *(weight, scales, extras, expert, line, k), columns, size, depth, scaled
         )
         tiles += (tile,)  # type: ignore[assignment]  # a tuple of Triton grows
     follow()
@@ -147,7 +147,7 @@ def few_down(
             w = tiles[n]  # type: ignore[var-annotated]  # as above
         else:
             w = _down_tile(
-                *(weight, scales, zeros, expert, line, k), columns, size, depth, scaled
+                *(weight, scales, extras, expert, line, k), columns, size, depth, scaled
             )
         lane_mask = lane < tl.where(expert >= 0, size, 0)
         y = tl.load(x + pair * size + lane, mask=lane_mask, other=0.0).to(tl.float32)
@@ -226,7 +226,7 @@ def grouped(
     x_stride,
     weight,
     scales,
-    zeros,
+    extras,
     bias,
     out,
     lists,
@@ -265,7 +265,7 @@ def grouped(
     line = (
         expert * (lines_per_column * columns) + column + line % lines_per_column * columns
     )
-    leaf = leaf_lines(weight, scales, zeros, line, size, scaled)
+    leaf = leaf_lines(weight, scales, extras, line, size, scaled)
     if activation is None:
         if exists:
             for i in tl.static_range(stages):

@@ -139,7 +139,7 @@ def launch(
         norm=None if norm is None else norm.weight,
         weight=weight,
         scales=matrix.scales,
-        zeros=matrix.zeros,
+        extras=matrix.extras,
         bias=matrix.bias,
         out=out,
         partial_sums=partial_sums,

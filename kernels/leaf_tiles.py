@@ -1,8 +1,9 @@
 """Tiles of a leaf's matrix in Triton: loaded as they are stored, then multiplied.
 
 All kernels of products decode by these functions. The dtypes say how numbers are stored:
-bytes are two of 4 bits (with scales in bytes: FP4, else integers), else a number is an
-element. `group` is the scheme's; 0: scales, if there are any, multiply the sums.
+bytes are two of 4 bits (with scales in bytes or in FP8: FP4, else integers), else a
+number is an element. `group` is the scheme's; 0: scales, if there are any, multiply the
+sums. `extras` are zeros of groups, or of scales in FP8 a float32 factor of each line.
 
 Arithmetic. Activations stay as they are, unlike in the schemes of 8 bits: with few tokens
 memory is the limit, and this is more exact. Numbers of few bits are exact in the
@@ -91,9 +92,9 @@ def is_packed(values: Any) -> bool:
 
 
 @triton.jit
-def leaf_lines(weight, scales, zeros, line, size: tl.constexpr, group: tl.constexpr):
-    """Where lines [lines] of a matrix, or of several, begin: weights, scales and zeros of
-    groups, as far as there are any.
+def leaf_lines(weight, scales, extras, line, size: tl.constexpr, group: tl.constexpr):
+    """Where lines [lines] of a matrix, or of several, begin: weights, scales and extras
+    of groups, as far as there are any.
     """
     line = line.to(tl.int64)[:, None]
     per_element: tl.constexpr = 2 if is_packed(weight) else 1
@@ -101,8 +102,9 @@ def leaf_lines(weight, scales, zeros, line, size: tl.constexpr, group: tl.conste
     leaf = (weight + line * (size // per_element),)
     if group:
         leaf += (scales + line * groups,)  # type: ignore[assignment]  # tuples grow
-        if zeros is not None:
-            leaf += (zeros + line * groups,)  # type: ignore[assignment]  # as above
+        if extras is not None:
+            stride: tl.constexpr = 1 if extras.dtype.element_ty == tl.float32 else groups
+            leaf += (extras + line * stride,)  # type: ignore[assignment]  # as above
     return leaf
 
 
@@ -116,7 +118,8 @@ def load_tile(
     group: tl.constexpr,
 ):
     """A tile [lines, depth] of `leaf_lines` from input k on, as it is stored: weights,
-    and scales and zeros [lines, groups]. full: no input is beyond `limit`.
+    and scales and zeros [lines, groups], or factors [lines, 1]. full: no input is beyond
+    `limit`.
     """
     per_element: tl.constexpr = 2 if is_packed(leaf[0]) else 1
     lane = k // per_element + tl.arange(0, depth // per_element)[None, :]
@@ -124,10 +127,13 @@ def load_tile(
         tl.load(leaf[0] + lane, mask=(lane < limit // per_element) | full, other=0.0),
     )
     for i in tl.static_range(1, len(leaf)):
-        index = k // group + tl.arange(0, max(depth // group, 1))[None, :]
-        tile += (
-            tl.load(leaf[i] + index, mask=(index * group < limit) | full, other=0.0),
-        )  # type: ignore[assignment]  # as above
+        if i == 2 and leaf[i].dtype.element_ty == tl.float32:
+            tile += (tl.load(leaf[i]),)  # type: ignore[assignment]  # as above
+        else:
+            index = k // group + tl.arange(0, max(depth // group, 1))[None, :]
+            tile += (
+                tl.load(leaf[i] + index, mask=(index * group < limit) | full, other=0.0),
+            )  # type: ignore[assignment]  # as above
     return tile
 
 
@@ -153,7 +159,7 @@ def add_lanes(acc, tile, y):
     else:
         products = tile[0].to(tl.float32) * y
     if len(tile) > 1:
-        products *= _spread(_factors(tile[1]), lanes)
+        products *= _spread(_factors(tile), lanes)
     return acc + products
 
 
@@ -166,7 +172,7 @@ def add_products(acc, tile, y, swapped: tl.constexpr):
     groups: tl.constexpr = tile[1].shape[1] if len(tile) > 1 else 0
     if groups == 1:
         sums = _add_dots(tl.zeros_like(acc), tile, y, groups, swapped)
-        factor = _factors(tile[1])
+        factor = _factors(tile)
         acc += sums * (factor if swapped else tl.trans(factor))
     else:
         acc = _add_dots(acc, tile, y, groups, swapped)
@@ -177,7 +183,7 @@ def add_products(acc, tile, y, swapped: tl.constexpr):
 def scaled_tile(tile):
     """The weights [lines, depth] of a tile in float32."""
     lanes: tl.constexpr = tile[0].shape[1]
-    factor = _spread(_factors(tile[1]), lanes)
+    factor = _spread(_factors(tile), lanes)
     if is_packed(tile[0]):
         even, odd = _pairs(tile, tl.float32)
         wide = tl.interleave(even * factor, odd * factor)
@@ -193,7 +199,7 @@ def _add_dots(acc, tile, y, groups: tl.constexpr, swapped: tl.constexpr):
     if is_packed(tile[0]):
         even, odd = _pairs(tile, y.dtype)
         if groups > 1:
-            factor = _spread(_factors(tile[1]).to(even.dtype), lanes)
+            factor = _spread(_factors(tile).to(even.dtype), lanes)
             even *= factor
             odd *= factor
         y0, y1 = tl.split(tl.reshape(y, [y.shape[0], lanes, 2]))
@@ -202,7 +208,7 @@ def _add_dots(acc, tile, y, groups: tl.constexpr, swapped: tl.constexpr):
     else:
         w = _numbers(tile[0], y.dtype)
         if groups > 1:
-            w = w.to(tl.float32) * _spread(_factors(tile[1]), lanes)
+            w = w.to(tl.float32) * _spread(_factors(tile), lanes)
         acc = _dot(acc, w.to(y.dtype), y, swapped)
     return acc
 
@@ -217,12 +223,19 @@ def _dot(acc, w, y, swapped: tl.constexpr):
 
 
 @triton.jit
-def _factors(s):
-    """Scales in float32; bytes are exponents, of which 0 is the smallest number."""
+def _factors(tile):
+    """The scales of a tile in float32; bytes are exponents, of which 0 is the smallest
+    number, and those in FP8 have a factor.
+    """
+    s = tile[1]
     if s.dtype == tl.uint8:
         bits = s.to(tl.int32)
-        return tl.where(bits == 0, 1 << 22, bits << 23).to(tl.float32, bitcast=True)
-    return s.to(tl.float32)
+        wide = tl.where(bits == 0, 1 << 22, bits << 23).to(tl.float32, bitcast=True)
+    else:
+        wide = s.to(tl.float32)
+    if s.dtype == tl.float8e4nv:
+        wide *= tile[2]
+    return wide
 
 
 @triton.jit
@@ -254,7 +267,7 @@ def _pairs(tile, dtype: tl.constexpr):
     """The numbers of low and high halves of bytes, less their zeros: in bfloat16 if that
     is asked for on Hopper, else in float32.
     """
-    fp4: tl.constexpr = tile[1].dtype == tl.uint8
+    fp4: tl.constexpr = tile[1].dtype == tl.uint8 or tile[1].dtype == tl.float8e4nv
     kind: tl.constexpr = dtype if dtype == tl.bfloat16 else tl.float32
     if (dtype != tl.float16) and tl.target_info.cuda_capability_geq(9, 0):
         low, high = tl.inline_asm_elementwise(
@@ -268,7 +281,7 @@ def _pairs(tile, dtype: tl.constexpr):
     else:
         low, high = _half(tile[0] & 15, fp4), _half(tile[0] >> 4, fp4)
     low, high = low.to(kind), high.to(kind)
-    if len(tile) > 2:
+    if len(tile) > 2 and not fp4:
         middle = _spread(tile[2].to(kind) - ZERO_POINT, tile[0].shape[1])
         low -= middle
         high -= middle

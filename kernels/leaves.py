@@ -27,7 +27,9 @@ class Scheme:
     # Inputs that share a scale, of one output. 0: all inputs; there are scales unless
     # the storage is the activations'.
     group: int = 0
-    scales: str = ""  # their dtype; empty: the activations', or there are none
+    # Their dtype; empty: the activations', or there are none. Those in FP8 have a factor
+    # of each output.
+    scales: str = ""
     zeros: bool = False  # each group has the number that stands for 0
     # What activations are rounded to before a product: nothing, or the same type, with a
     # scale for a row of them, or for a group of a row. Kernels of the GPU do not round
@@ -57,6 +59,11 @@ class Scheme:
         return -(-inputs // self.group) if self.group else 1
 
     @property
+    def has_factors(self) -> bool:
+        """Whether scales are multiplied with a factor of each output."""
+        return self.scales == FP8_TYPE
+
+    @property
     def is_int4(self) -> bool:
         """Whether numbers are 4-bit integers, with scales in the activations' dtype."""
         return self.bits == 4 and not self.scales
@@ -77,7 +84,8 @@ class Scheme:
         if self.is_plain:
             return outputs * inputs * element
         scale = SCALE_BYTES.get(self.scales, element) + self.zeros
-        return outputs * (inputs * self.bits // 8 + self.groups(inputs) * scale)
+        factor = FACTOR_BYTES * self.has_factors
+        return outputs * (inputs * self.bits // 8 + self.groups(inputs) * scale + factor)
 
     def packing_bytes(self, outputs: int, inputs: int, dtype: str, element: int) -> int:
         """Returns what a library of the CPU stores besides, at most: a table of the
@@ -91,7 +99,9 @@ class Scheme:
         return 0
 
 
-SCALE_BYTES: Final = {"float32": 4, "uint8": 1}
+FP8_TYPE: Final = "float8_e4m3fn"
+SCALE_BYTES: Final = {"float32": 4, "uint8": 1, FP8_TYPE: 1}
+FACTOR_BYTES: Final = 4  # float32
 # What torch's 4-bit product on the CPU takes.
 PACKED_GROUPS: Final = (32, 64, 128, 256)
 PACKED_OUTPUTS: Final = 16  # a divisor of the outputs
@@ -148,6 +158,18 @@ MXFP4: Final = Scheme(
     storage="uint8",
     group=32,
     scales="uint8",
+    cpu="quantized",
+    gpu="quantized_linear",
+    gpu_experts="experts",
+)
+# NVIDIA's: FP4 E2M1, scales in FP8, and one factor of a matrix, here stored for each
+# output, so that matrices are fused.
+NVFP4: Final = Scheme(
+    name="nvfp4",
+    bits=4,
+    storage="uint8",
+    group=16,
+    scales=FP8_TYPE,
     cpu="quantized",
     gpu="quantized_linear",
     gpu_experts="experts",
@@ -210,6 +232,7 @@ class Linear:
     scheme: Scheme = PLAIN
     scales: "Tensor | None" = None  # [outputs, groups]: factors of the numbers
     zeros: "Tensor | None" = None  # [outputs, groups] uint8: the numbers that mean 0
+    factors: "Tensor | None" = None  # [outputs, 1] float32: multiply scales in FP8
     shard: Shard = Shard.NONE
     parts: tuple[int, ...]  # outputs of each matrix fused in it
     # What multiplies instead, of experts one each: `weight` has its shape, but no data.
@@ -227,12 +250,17 @@ class Linear:
             raise ValueError(f"a {self.scheme.name} matrix has no scales")
         return self.scales
 
+    @property
+    def extras(self) -> "Tensor | None":
+        """What kernels read beside weights and scales: zeros, or factors."""
+        return self.zeros if self.factors is None else self.factors
+
     def select(self, index: "int | slice") -> "Linear":
         """Returns a part of it along the first dimension: an expert's matrix, or some
         outputs. It shares memory.
         """
-        tensors = (self.bias, self.scales, self.zeros)
-        bias, scales, zeros = (
+        tensors = (self.bias, self.scales, self.zeros, self.factors)
+        bias, scales, zeros, factors = (
             None if tensor is None else tensor[index] for tensor in tensors
         )
         weight = self.weight[index]
@@ -244,6 +272,7 @@ class Linear:
             bias=bias,
             scales=scales,
             zeros=zeros,
+            factors=factors,
             parts=fused_outputs,
             packed=packed,
         )

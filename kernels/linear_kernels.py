@@ -94,7 +94,7 @@ def product(
     norm,
     weight,
     scales,
-    zeros,
+    extras,
     bias,
     out,
     partial_sums,
@@ -132,7 +132,7 @@ def product(
         tl.minimum(tile * cols + line // lines_per_column, columns - 1)
         + line % lines_per_column * columns
     )
-    leaf = leaf_lines(weight, scales, zeros, line, size, group)
+    leaf = leaf_lines(weight, scales, extras, line, size, group)
     share: tl.constexpr = (size + depth * splits - 1) // (depth * splits) * depth
     first = split_index * share
     # Operands added at the end are loaded at the start: at the end they would cost a

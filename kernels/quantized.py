@@ -48,7 +48,8 @@ class Stored(NamedTuple):
 
     weight: Tensor
     scales: Tensor
-    zeros: Tensor | None
+    zeros: Tensor | None = None
+    factors: Tensor | None = None
 
 
 def quantize(matrix: Tensor, scheme: Scheme, dtype: torch.dtype) -> Stored:
@@ -64,9 +65,11 @@ def quantize(matrix: Tensor, scheme: Scheme, dtype: torch.dtype) -> Stored:
     wide = matrix.float().reshape(*matrix.shape[:-1], groups, -1)
     if scheme.bits == 8:
         weight, scales = _quantize_groups(wide, scheme)
-        return Stored(weight.flatten(-2), scales.squeeze(-1), None)
+        return Stored(weight.flatten(-2), scales.squeeze(-1))
     if scheme.scales == "uint8":
         return _microscaled(wide)
+    if scheme.has_factors:
+        return _scaled_in_fp8(wide)
     return _integers(wide, scheme, dtype)
 
 
@@ -76,12 +79,15 @@ def dequantize(matrix: Linear) -> Tensor:
     if scheme.is_plain:
         return weight.float()
     numbers = _unpacked(weight) if scheme.bits == 4 else weight
+    wide, scales = numbers, matrix.scaled.float()
     if scheme.scales == "uint8":
+        scales = torch.exp2(scales - BIAS)
+    if matrix.factors is not None:
+        scales = scales * matrix.factors
+    if scheme.scales == "uint8" or scheme.has_factors:
         table = torch.tensor([*FP4, *(-number for number in FP4)], device=weight.device)
         wide = table[numbers.int()]
-        scales = torch.exp2(matrix.scaled.float() - BIAS)
-    else:
-        wide, scales = numbers.float(), matrix.scaled.float()
+    wide = wide.float()
     size = scheme.group or matrix.inputs
     if scheme.is_int4:
         wide = wide - (
@@ -227,7 +233,7 @@ def _in_blocks(matrix: Tensor) -> Stored:
     )
     wide = matrix.float() / _repeat_groups(by_output, size, inputs)
     weight = to_8_bits(wide, FP8)
-    return Stored(weight.view(*count, outputs, inputs), by_output, None)
+    return Stored(weight.view(*count, outputs, inputs), by_output)
 
 
 def _integers(wide: Tensor, scheme: Scheme, dtype: torch.dtype) -> Stored:
@@ -258,16 +264,31 @@ def _microscaled(wide: Tensor) -> Stored:
     exponent = torch.frexp(largest).exponent - 1 - FP4_EXPONENT
     exponent = torch.where(largest > 0, exponent, torch.zeros_like(exponent))
     exponent = exponent.clamp(-BIAS, BIAS)
-    scaled = wide / torch.exp2(exponent.float())[..., None]
+    numbers = _nearest_fp4(wide / torch.exp2(exponent.float())[..., None])
+    return Stored(packed(numbers.flatten(-2)), (exponent + BIAS).to(torch.uint8))
+
+
+def _scaled_in_fp8(wide: Tensor) -> Stored:
+    """Returns FP4 numbers of groups [..., groups, 16], their scales in FP8, and a factor
+    of each output, for which its largest scale is the largest of FP8.
+    """
+    scales = divide(wide.abs().amax(-1), FP4[-1])
+    factors = _scales(scales.amax(-1, keepdim=True), FP8)
+    rounded = to_8_bits(scales / factors, FP8)
+    numbers = _nearest_fp4(wide / _nonzero(rounded.float() * factors)[..., None])
+    return Stored(packed(numbers.flatten(-2)), rounded, factors=factors)
+
+
+def _nearest_fp4(scaled: Tensor) -> Tensor:
+    """Returns the codes of the nearest FP4 numbers, uint8."""
     absolute = scaled.abs().clamp(max=FP4[-1]).contiguous()
-    table = torch.tensor(FP4, device=wide.device)
+    table = torch.tensor(FP4, device=scaled.device)
     between = (table[1:] + table[:-1]) / 2
     size = torch.bucketize(absolute, between)
     # Halfway, the number with an even last bit is meant.
     down = torch.bucketize(absolute, between, right=True)
     size = torch.where(size % 2 == 0, size, down)
-    numbers = (size + 8 * (scaled < 0)).to(torch.uint8)
-    return Stored(packed(numbers.flatten(-2)), (exponent + BIAS).to(torch.uint8), None)
+    return (size + 8 * (scaled < 0)).to(torch.uint8)
 
 
 def packed(numbers: Tensor) -> Tensor:

@@ -153,7 +153,7 @@ def round_rows(
 def _dequantize(
     weight,
     scales,
-    zeros,
+    extras,
     out,
     lines,
     size: tl.constexpr,
@@ -164,7 +164,7 @@ def _dequantize(
     """Grid [tiles of lines, tiles of inputs]."""
     line = tl.program_id(0) * tall + tl.arange(0, tall)
     # Lines past the end repeat the last.
-    leaf = leaf_lines(weight, scales, zeros, tl.minimum(line, lines - 1), size, group)
+    leaf = leaf_lines(weight, scales, extras, tl.minimum(line, lines - 1), size, group)
     k = tl.program_id(1) * depth
     wide = scaled_tile(load_tile(leaf, k, size, size % depth == 0, depth, group))
     follow()
@@ -181,7 +181,7 @@ def dequantized(matrix: Linear, x: Tensor) -> Tensor:
     _dequantize[triton.cdiv(lines, LINES_PER_PROGRAM), triton.cdiv(size, TILE_DEPTH)](
         weight=matrix.weight,
         scales=matrix.scaled,
-        zeros=matrix.zeros,
+        extras=matrix.extras,
         out=out,
         lines=lines,
         size=size,

@@ -217,4 +217,6 @@ def _product_of_rounded(
 def _dequantized(matrix: Linear, x: Tensor) -> Linear:
     """The leaf with its matrix in the dtype of x."""
     weight = dequantized(matrix, x)
-    return evolve(matrix, weight=weight, scheme=PLAIN, scales=None, zeros=None)
+    return evolve(
+        matrix, weight=weight, scheme=PLAIN, scales=None, zeros=None, factors=None
+    )

@@ -95,5 +95,5 @@ class WeightPart:
 
 def _are_finite(scales: "Tensor") -> bool:
     if scales.dtype.is_floating_point:
-        return bool(scales.isfinite().all())
+        return bool(scales.float().isfinite().all())
     return bool((scales != NOT_A_NUMBER).all())

@@ -65,6 +65,8 @@ SCHEMES: Final[dict[str, Any]] = {
     "W4A16_ASYM": "W4A16_ASYM",
     "groups of 32": _int4(strategy="group", group_size=32, symmetric=True),
     "groups of 32, zeros": _int4(strategy="group", group_size=32, symmetric=False),
+    "NVFP4": "NVFP4",
+    "NVFP4A16": "NVFP4A16",
     "channels": _int4(strategy="channel", symmetric=True),
     "channels, zeros": _int4(strategy="channel", symmetric=False),
 }

@@ -52,20 +52,14 @@ CASES: Final = {
     ("Gemma3", "pattern"): {},
 }
 # Groups of 128 are wider than these models.
-SCHEMES: Final = ("fp8", "fp8_per_block", "int8", "int4-g32", "mxfp4")
+SCHEMES: Final = ("fp8", "fp8_per_block", "int8", "int4-g32", "mxfp4", "nvfp4")
 
 
 def through(matrix: Tensor, scheme: Scheme) -> Tensor:
     """A matrix, or several, rounded to a scheme's numbers."""
     stored = quantize(matrix, scheme, torch.float32)
-    leaf = Linear(
-        weight=stored.weight,
-        scales=stored.scales,
-        zeros=stored.zeros,
-        scheme=scheme,
-        parts=(matrix.shape[-2],),
-    )
-    return dequantize(leaf)
+    parts = (matrix.shape[-2],)
+    return dequantize(Linear(**stored._asdict(), scheme=scheme, parts=parts))
 
 
 def dequantized(name: str, matrix: Tensor, scheme: Scheme, *, turned: bool) -> Tensor:

@@ -22,6 +22,7 @@ from minfer.kernels.leaves import (
     FP8_BLOCKS,
     INT8,
     MXFP4,
+    NVFP4,
     ChosenExperts,
     Experts,
     Linear,
@@ -33,7 +34,16 @@ from minfer.kernels.quantized_kernels import dequantized, round_rows
 
 from .compiles import HIDDEN, INNER, QKV, Hopper, compiled, half, ints
 
-SCHEMES = (FP8, FP8_BLOCKS, INT8, int4(128), int4(32), int4(128, zeros=True), MXFP4)
+SCHEMES = (
+    FP8,
+    FP8_BLOCKS,
+    INT8,
+    int4(128),
+    int4(32),
+    int4(128, zeros=True),
+    MXFP4,
+    NVFP4,
+)
 
 
 def leaf(scheme: Scheme, *shape: int, bias: bool = False) -> Linear:
@@ -53,6 +63,7 @@ def leaf(scheme: Scheme, *shape: int, bias: bool = False) -> Linear:
         scheme=scheme,
         scales=scales,
         zeros=zeros if scheme.zeros else None,
+        factors=torch.empty(*count, outputs, 1) if scheme.has_factors else None,
         parts=(outputs,),
     )
 

@@ -32,9 +32,10 @@ def leaf(
 ) -> Linear:
     """A random leaf, as it is stored."""
     matrix = torch.randn(outputs, inputs)
-    weight, scales, zeros = quantized.quantize(matrix, scheme, dtype)
+    weight, scales, zeros, factors = quantized.quantize(matrix, scheme, dtype)
     return Linear(
         weight=weight,
+        factors=factors,
         bias=torch.randn(outputs).to(dtype) if bias else None,
         scheme=scheme,
         scales=scales,

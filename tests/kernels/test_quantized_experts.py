@@ -17,7 +17,7 @@ from minfer.kernels.experts_tunes import (
     ManyTokensTune,
     tune_of,
 )
-from minfer.kernels.leaves import FP8, INT8, MXFP4, PLAIN, Experts, Linear, Scheme
+from minfer.kernels.leaves import FP8, INT8, MXFP4, NVFP4, PLAIN, Experts, Linear, Scheme
 
 from .conftest import CUDA
 from .test_experts import TYPES, Case
@@ -43,14 +43,15 @@ pytestmark = [
 
 
 def stored(leaf: Linear, scheme: Scheme) -> Linear:
-    weight, scales, zeros = quantized.quantize(leaf.weight, scheme, leaf.weight.dtype)
-    return evolve(leaf, weight=weight, scales=scales, zeros=zeros, scheme=scheme)
+    form = quantized.quantize(leaf.weight, scheme, leaf.weight.dtype)
+    return evolve(leaf, **form._asdict(), scheme=scheme)
 
 
 def widened(leaf: Linear) -> Linear:
     bias = None if leaf.bias is None else leaf.bias.float()
     weight = quantized.dequantize(leaf)
-    return evolve(leaf, weight=weight, scales=None, zeros=None, scheme=PLAIN, bias=bias)
+    blank = {"scales": None, "zeros": None, "factors": None}
+    return evolve(leaf, weight=weight, scheme=PLAIN, bias=bias, **blank)
 
 
 def check(case: Case, scheme: Scheme, tune: ExpertsTune | None) -> None:
@@ -85,7 +86,7 @@ def test_one_token(scheme: Scheme) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("scheme", [FP8, MXFP4], ids=["fp8", "mxfp4"])
+@pytest.mark.parametrize("scheme", [FP8, MXFP4, NVFP4], ids=["fp8", "mxfp4", "nvfp4"])
 @pytest.mark.parametrize("dtype", TYPES[1:], ids=str)
 @pytest.mark.parametrize("tune", [TUNES["few"], TUNES["rows"]], ids=["few", "rows"])
 def test_biases(scheme: Scheme, tune: ExpertsTune, dtype: torch.dtype) -> None:
@@ -111,7 +112,9 @@ def test_padding_is_not_read(scheme: Scheme) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("scheme", "tokens"), [(MXFP4, 1), (INT8, 5)], ids=str)
+@pytest.mark.parametrize(
+    ("scheme", "tokens"), [(MXFP4, 1), (NVFP4, 2), (INT8, 5)], ids=str
+)
 def test_constants_of_the_tables(scheme: Scheme, tokens: int) -> None:
     check(Case(tokens, 2, 1, 64, 32), scheme, None)
 

@@ -141,10 +141,14 @@ class WeightMaker:
         groups = scheme.groups(sizes.inputs)
         scales = self.tensor(*count, rows, groups, dtype=scheme.scales or None)
         zeros = self.tensor(*count, rows, groups, dtype="uint8") if scheme.zeros else None
+        has_factors = scheme.has_factors
         stored = self.tensor(
             *count, rows, sizes.inputs // scheme.numbers, dtype=scheme.storage
         )
-        return make_leaf(weight=stored, scheme=scheme, scales=scales, zeros=zeros)
+        factors = self.tensor(*count, rows, 1, dtype="float32") if has_factors else None
+        return make_leaf(
+            weight=stored, scheme=scheme, scales=scales, zeros=zeros, factors=factors
+        )
 
     def scheme(self, sizes: LinearSizes) -> Scheme:
         """Returns the scheme of all the matrices that are fused in one. Raises
@@ -241,7 +245,9 @@ def matrix_parts(name: str, linear: Linear, form: CheckpointForm) -> Iterator[We
         yield WeightPart(f"{name}.weight", linear.weight, matrix=name)
         return
     for weight_part in form.format_of(name).parts(name, linear):
-        yield evolve(weight_part, matrix=name, scales=weight_part.target is linear.scales)
+        is_scales = weight_part.target is linear.scales
+        is_scales |= weight_part.target is linear.factors
+        yield evolve(weight_part, matrix=name, scales=is_scales)
 
 
 def unquantized(linear: Linear, dtype: str) -> Linear:
@@ -251,7 +257,9 @@ def unquantized(linear: Linear, dtype: str) -> Linear:
     from minfer.kernels.quantized import dequantize
 
     weight = dequantize(linear).to(torch_dtype(dtype))
-    return evolve(linear, weight=weight, scheme=PLAIN, scales=None, zeros=None)
+    return evolve(
+        linear, weight=weight, scheme=PLAIN, scales=None, zeros=None, factors=None
+    )
 
 
 def bias_parts(sizes: LinearSizes, linear: Linear) -> Iterator[WeightPart]:

@@ -22,6 +22,7 @@ from minfer.kernels.leaves import (
     INT4_GROUPS,
     INT8,
     MXFP4,
+    NVFP4,
     PLAIN,
     Scheme,
     int4,
@@ -37,6 +38,7 @@ LEVELS: Final[Mapping[str, Scheme]] = {
     "int4": int4(128),
     **{f"int4-g{group}": int4(group) for group in INT4_GROUPS},
     "mxfp4": MXFP4,
+    "nvfp4": NVFP4,
 }
 
 

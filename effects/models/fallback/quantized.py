@@ -39,12 +39,18 @@ class QuantizedLinear(nn.Module):
     def _apply(self, change: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Change all tensors, as moves to another device do."""
         del recurse
-        leaf, optional = self.leaf, (self.leaf.bias, self.leaf.scales, self.leaf.zeros)
-        bias, scales, zeros = (
+        leaf = self.leaf
+        optional = (leaf.bias, leaf.scales, leaf.zeros, leaf.factors)
+        bias, scales, zeros, factors = (
             None if tensor is None else change(tensor) for tensor in optional
         )
         self.leaf = evolve(
-            leaf, weight=change(leaf.weight), bias=bias, scales=scales, zeros=zeros
+            leaf,
+            weight=change(leaf.weight),
+            bias=bias,
+            scales=scales,
+            zeros=zeros,
+            factors=factors,
         )
         return self
 

@@ -1,6 +1,6 @@
 """compressed-tensors, as llm-compressor writes it: integers of 4 bits in groups, of 8
 bits with a scale of an output, FP8 with a scale of an output, a matrix or 128 x 128
-numbers.
+numbers; and NVFP4.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,11 +14,12 @@ from minfer.effects.models.formats.fp8 import BLOCK, of_all, of_rows
 from minfer.effects.models.formats.fp8 import TYPES as FP8_TYPES
 from minfer.effects.models.formats.int4_groups import Int4Groups, read_groups
 from minfer.effects.models.formats.keys import FormatKeys, check_keys, words
+from minfer.effects.models.formats.nvfp4 import Nvfp4
 from minfer.effects.models.formats.packing import PER_INT32, in_bytes, unpacked
 from minfer.effects.models.formats.packing import TYPES as PACKED_TYPES
 from minfer.effects.models.formats.protocol import UnstackedExperts
 from minfer.effects.models.parts import FLOATS, WeightPart
-from minfer.kernels.leaves import FP8, FP8_BLOCKS, INT8, Linear, Scheme
+from minfer.kernels.leaves import FP8, FP8_BLOCKS, INT8, NVFP4, Linear, Scheme
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,7 +58,11 @@ Strategy = Literal["tensor", "channel", "block", "group"]
 # number a byte.
 PACKED: Final = "pack-quantized"
 UNPACKED: Final = frozenset({"int-quantized", "float-quantized", "naive-quantized"})
-STORED_AS: Final = ("dense", PACKED, *sorted(UNPACKED), "mixed-precision")
+FP4_PACKED: Final = "nvfp4-pack-quantized"
+STORED_AS: Final = ("dense", PACKED, FP4_PACKED, *sorted(UNPACKED), "mixed-precision")
+NVFP4_WEIGHTS: Final = Nvfp4(
+    METHOD, ".weight_packed", ".weight_global_scale", divides=True
+)
 
 
 @frozen
@@ -143,7 +148,7 @@ def _without_sign(stored: "Tensor") -> "Tensor":
 
 def read_compressed(
     reader: ConfigReader, quant_config: Mapping[str, Any]
-) -> CompressedTensors:
+) -> CompressedTensors | Nvfp4:
     """Returns the format of a config with quant_method "compressed-tensors". Raises
     `UnsupportedModelError`, `ModelConfigError`.
     """
@@ -204,7 +209,9 @@ def _check_stored(reader: ConfigReader, group: Mapping[str, Any], stored: object
         )
 
 
-def _read_scheme(reader: ConfigReader, group: Mapping[str, Any]) -> CompressedTensors:
+def _read_scheme(
+    reader: ConfigReader, group: Mapping[str, Any]
+) -> CompressedTensors | Nvfp4:
     """Returns the format of one of a config's groups."""
     weights, inputs = group.get("weights"), group.get("input_activations")
     if not isinstance(weights, dict):
@@ -219,6 +226,10 @@ def _read_scheme(reader: ConfigReader, group: Mapping[str, Any]) -> CompressedTe
     match (kind, bits, strategy):
         case ("int", 4, "group" | "channel"):
             return _read_int4(reader, weights, inputs)
+        case ("float", 4, "tensor_group") if _is_symmetric(reader, weights):
+            if (size := weights.get("group_size")) != NVFP4.group:
+                raise _refusal(reader, f"group_size {size!r} is", f"{NVFP4.group} is")
+            return NVFP4_WEIGHTS
         case ("float" | "int", 8, _) if inputs and (
             inputs.get("type") != kind or inputs.get("num_bits") != bits
         ):
@@ -239,8 +250,8 @@ def _read_scheme(reader: ConfigReader, group: Mapping[str, Any]) -> CompressedTe
     rounded = "rounded" if inputs else "not rounded"
     fault = f"weights of type {kind!r} with {bits!r} bits by {strategy!r}"
     alternatives = (
-        "4-bit integers by group or channel with activations not rounded, and FP8 and "
-        "symmetric INT8 with activations rounded, are"
+        "4-bit integers by group or channel with activations not rounded, FP8 and "
+        "symmetric INT8 with activations rounded, and NVFP4, are"
     )
     raise _refusal(reader, f"{fault}, activations {rounded}, are", alternatives)
 

@@ -63,3 +63,5 @@ def _store(target: Linear, matrix: "Tensor") -> None:
     target.scaled.copy_(stored.scales)
     if target.zeros is not None and stored.zeros is not None:
         target.zeros.copy_(stored.zeros)
+    if target.factors is not None and stored.factors is not None:
+        target.factors.copy_(stored.factors)

@@ -174,6 +174,43 @@ def compressed_blocks(matrix: Tensor) -> tuple[Tensors, Tensor]:
     return fp8_blocks(matrix, "weight_scale")
 
 
+FP4: Final = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def nvfp4(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Codes of FP4, two in a byte, scales in FP8 and a factor; and what they mean."""
+    groups = matrix.float().view(len(matrix), -1, 16)
+    factor = groups.abs().max() / 448 / 6
+    scales = (groups.abs().amax(-1) / 6 / factor).to(torch.float8_e4m3fn)
+    wide = (scales.float() * factor)[..., None]
+    codes = (groups / wide)[..., None].sub(FP4).abs().argmin(-1)
+    pairs = codes.view(len(matrix), -1, 2)
+    stored = (pairs[..., 0] + 16 * pairs[..., 1]).to(torch.uint8)
+    return stored, scales, factor, (FP4[codes] * wide).view(matrix.shape)
+
+
+def compressed_nvfp4(matrix: Tensor) -> tuple[Tensors, Tensor]:
+    stored, scales, factor, copy = nvfp4(matrix)
+    tensors = {
+        "weight_packed": stored,
+        "weight_scale": scales,
+        "weight_global_scale": 1 / factor.view(1),
+        "input_global_scale": torch.tensor([3.0]),
+    }
+    return tensors, copy
+
+
+def modelopt_nvfp4(matrix: Tensor) -> tuple[Tensors, Tensor]:
+    stored, scales, factor, copy = nvfp4(matrix)
+    tensors = {
+        "weight": stored,
+        "weight_scale": scales,
+        "weight_scale_2": factor,
+        "input_scale": torch.tensor(3.0),
+    }
+    return tensors, copy
+
+
 def compressed(weights: dict[str, Any], activations: dict[str, Any] | None) -> Any:
     """A `quantization_config` of compressed-tensors."""
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
@@ -189,6 +226,13 @@ _ROWS: Final = {"num_bits": 8, "type": "float", "dynamic": True, "strategy": "to
 _INT4: Final = {"num_bits": 4, "type": "int", "group_size": GROUP, "strategy": "group"}
 _AWQ: Final = {"bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
 _GPTQ: Final = {"bits": 4, "group_size": GROUP, "desc_act": False, "sym": False}
+_FP4: Final = {
+    "num_bits": 4,
+    "type": "float",
+    "strategy": "tensor_group",
+    "group_size": 16,
+    "symmetric": True,
+}
 _BLOCKS: Final = {"strategy": "block", "block_structure": [BLOCK, BLOCK]}
 _DEEPSEEK: Final = {
     "quant_method": "fp8",
@@ -231,6 +275,11 @@ FORMATS: Final[dict[str, tuple[dict[str, Any], Writer]]] = {
         fp8_transformers,
     ),
     "fp8, deepseek": (_DEEPSEEK, fp8_blocks),
+    "nvfp4": (compressed(_FP4, _FP4 | {"dynamic": "local"}), compressed_nvfp4),
+    "nvfp4, modelopt": (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16},
+        modelopt_nvfp4,
+    ),
     "fp8, exponents": (_DEEPSEEK | {"scale_fmt": "ue8m0"}, fp8_exponents),
 }
 

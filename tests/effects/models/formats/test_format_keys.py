@@ -345,7 +345,8 @@ def test_the_configs_own_quantization_has_priority(tmp_path: Path) -> None:
     [
         ({**MODELOPT, "secret": 1}, "key 'secret'"),
         ({**MODELOPT, "quantization": {**INNER, "secret": 1}}, "key 'secret'"),
-        ({**MODELOPT, "quantization": {"quant_algo": "NVFP4"}}, "quant_algo 'NVFP4'"),
+        ({**MODELOPT, "quantization": {"quant_algo": "NVFP4_AWQ"}}, "algo 'NVFP4_AWQ'"),
+        ({"quant_algo": "NVFP4", "group_size": 32}, "group_size 32 is not supported; 16"),
         ({"quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ'"),
         ({"producer": {}}, "quant_algo None"),
     ],

@@ -8,6 +8,11 @@ import pytest
 import torch
 import transformers
 from attrs import fields, has
+from compressed_tensors.compressors import NVFP4PackedCompressor
+from compressed_tensors.compressors.nvfp4 import unpack_fp4_from_uint8
+from compressed_tensors.quantization import QuantizationScheme
+from compressed_tensors.quantization.lifecycle.forward import dequantize as decompressed
+from compressed_tensors.quantization.quant_scheme import NVFP4A16
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -69,7 +74,7 @@ def leaf_bytes(weights: Weights) -> int:
     tensors = (
         tensor
         for leaf in leaves(weights.layers)
-        for tensor in (leaf.weight, leaf.scales, leaf.zeros)
+        for tensor in (leaf.weight, leaf.scales, leaf.zeros, leaf.factors)
     )
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
@@ -166,6 +171,54 @@ def test_biases_of_zeros_that_the_model_does_not_have_are_left_out(
             leaves(read(quantized_folder)[1]), leaves(read(copy)[1]), strict=True
         ):
             torch.testing.assert_close(dequantize(loaded), expected.weight)
+
+
+# --- NVFP4 ------------------------------------------------------------------------------
+
+
+def test_nvfp4_is_what_compressed_tensors_decompresses(tmp_path: Path) -> None:
+    """Matrices that its own compressor writes."""
+    scheme = QuantizationScheme(targets=["Linear"], weights=NVFP4A16["weights"])
+    folder = write_checkpoint(tmp_path / "plain", hidden_size=64, intermediate_size=96)
+    tensors = load_file(folder / "model.safetensors")
+    copy = dict(tensors)
+    for name in [tensor_name for tensor_name in tensors if "_proj.weight" in tensor_name]:
+        weight = tensors.pop(name)
+        largest = weight.view(len(weight), -1, 16).abs().amax(-1)
+        factor = (448 * 6 / weight.abs().max()).view(1)
+        scale = (largest / 6 * factor).to(torch.float8_e4m3fn)
+        made = NVFP4PackedCompressor.compress(
+            {
+                "weight": weight,
+                "weight_scale": scale.float(),
+                "weight_global_scale": factor,
+            },
+            scheme,
+        )
+        copy[name] = decompressed(  # in float32: `decompress` rounds to bfloat16
+            x_q=unpack_fp4_from_uint8(
+                made["weight_packed"], *weight.shape, torch.float32
+            ),
+            scale=made["weight_scale"].float(),
+            args=scheme.weights,
+            global_scale=factor,
+            dtype=torch.float32,
+        )
+        tensors |= {name.replace("weight", key): tensor for key, tensor in made.items()}
+    config = json.loads((folder / "config.json").read_text())
+    for kind, stored, extra in (
+        ("made", tensors, {"quantization_config": FORMATS["nvfp4"][0]}),
+        ("copy", copy, {}),
+    ):
+        (tmp_path / kind).mkdir()
+        save_file(stored, tmp_path / kind / "model.safetensors", {"format": "pt"})
+        (tmp_path / kind / "config.json").write_text(json.dumps(config | extra))
+    for loaded, expected in zip(
+        leaves(read(tmp_path / "made")[1]),
+        leaves(read(tmp_path / "copy")[1]),
+        strict=True,
+    ):
+        torch.testing.assert_close(dequantize(loaded), expected.weight)
 
 
 # --- MXFP4 ------------------------------------------------------------------------------
