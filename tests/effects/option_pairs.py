@@ -153,6 +153,17 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
         ),
     ),
     "Olmo2": ("norms behind", (*_EVERY, _BIAS, _DIM)),
+    "Olmo3": (
+        "windows",
+        (
+            *_EVERY[:3],
+            _BIAS,
+            _DIM,
+            _WINDOW,
+            _MIXED,
+            ({}, {"rope_parameters": _OWN_ROPES}),
+        ),
+    ),
     "SmolLM3": (
         "every fourth",
         (

@@ -191,6 +191,20 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         "one key head": {"num_key_value_heads": 1, "rope_parameters": ROPES["linear"]},
         "all key heads": {"num_key_value_heads": 4, "rope_parameters": _YARN},
     },
+    "Olmo3": {
+        "windows alternate": {"sliding_window": WINDOW, "layer_types": _MIXED},
+        "windows": _BIAS | {"sliding_window": WINDOW},
+        "ropes": _TIED | {"sliding_window": WINDOW, "rope_parameters": _BY_KIND},
+        "yarn": {
+            "sliding_window": WINDOW,
+            "layer_types": _MIXED,
+            "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-3,
+            "rope_parameters": {
+                "full_attention": _YARN | {"attention_factor": 1.2, "rope_theta": 2e5}
+            },
+        },
+    },
     "SmolLM3": {
         "every fourth": {"num_hidden_layers": 4, "pad_token_id": None},
         "listed": _SMOLLM | {"no_rope_layers": [0, 1, 1, 0]},
@@ -219,8 +233,8 @@ OUTSIDE: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
     },
     # A rope that its row of the table does not have.
     "Olmo2": {"dynamic rope": {"rope_parameters": _DYNAMIC}},
-    "Olmo3": {"windows alternate": {"sliding_window": WINDOW, "layer_types": _MIXED}},
     "Nemotron": {"plain": {"hidden_act": "relu2"}},
+    "Exaone4": {"windows alternate": {"sliding_window": WINDOW, "layer_types": _MIXED}},
     "Cohere2": {"windows alternate": {"sliding_window": WINDOW, "layer_types": _MIXED}},
     "Phi3": {"fused": {"pad_token_id": None}},
 }

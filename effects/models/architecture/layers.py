@@ -137,7 +137,7 @@ def read_layers(
     `ModelConfigError` and `UnsupportedModelError`.
     """
     ropes, context = parse_ropes(
-        reader, by_kind=family.ropes_by_kind, partial=family.partial_rotary
+        reader, bases=family.rope_bases, partial=family.partial_rotary
     )
     names = family.norm_names
     attention_norms = evolve(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import evolve, frozen
 
 from minfer.effects.models.config_reader import ConfigReader, ModelConfigError
+from minfer.effects.models.families.family import RopeBases
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,30 +89,31 @@ UNROTATED: Final = Rope(kind="none")
 
 
 def parse_ropes(
-    reader: ConfigReader, *, by_kind: bool = False, partial: bool = False
+    reader: ConfigReader, *, bases: RopeBases | None = None, partial: bool = False
 ) -> tuple[dict[str, Rope], int]:
     """Returns the rope of each kind of layers, and the context in tokens.
 
-    `by_kind`: each kind has its own (Gemma 3), in transformers 5's form, or in the older
+    `bases`: each kind has its own (Gemma 3), in transformers 5's form, or in the older
     one, whose scaling is that of full attention. The context is already scaled there.
     """
-    if not by_kind:
+    if bases is None:
         rope, context = parse_rope(reader, partial=partial)
         return dict.fromkeys(KINDS, rope), context
-    tables = _by_kind(reader, "rope_parameters") or {
-        FULL: {"rope_theta": reader.config.get("rope_theta")},
-        SLIDING: {"rope_theta": reader.config.get("rope_local_base_freq")},
+    tables = _by_kind(reader, "rope_parameters")
+    thetas = {
+        FULL: (reader.config.get("rope_theta"), bases.full),
+        SLIDING: (reader.config.get(bases.sliding_key), bases.sliding),
     }
     scaling = reader.config.get("rope_scaling")
     if not isinstance(scaling, dict | None):
         raise reader.error("rope_scaling", "an object or null")
-    bases = {FULL: 1e6, SLIDING: 1e4}
     ropes = {}
     for kind in KINDS:
         table = dict(tables.get(kind) or {})
         if kind == FULL:
             table |= scaling or {}
-        theta = bases[kind] if table.get("rope_theta") is None else table["rope_theta"]
+        found = (table.get("rope_theta"), *thetas[kind])
+        theta = next(value for value in found if value is not None)
         kind_config = {**reader.config, "rope_scaling": None}
         kind_config["rope_parameters"] = {**table, "rope_theta": theta}
         ropes[kind] = parse_rope(ConfigReader(kind_config, f"{reader.source}: {kind}"))[0]

@@ -51,6 +51,15 @@ class NormNames:
     after_feed: str = ""
 
 
+@frozen(kw_only=True)
+class RopeBases:
+    """The bases of layers without and with windows, where a config has none."""
+
+    full: float
+    sliding: float
+    sliding_key: str = ""  # of the latter in a config
+
+
 @frozen
 class Family:
     """One row of the family table; see `layers.py` for the types of its layers."""
@@ -91,7 +100,8 @@ class Family:
     logit_divisor: str = ""
     # The config's value whose root divides scores; empty: a head's dimensions.
     score_scale: str = ""
-    ropes_by_kind: bool = False  # layers with and without windows have their own
+    # Layers with and without windows have ropes of their own.
+    rope_bases: RopeBases | None = None
     partial_rotary: bool = False  # a part of a head's dimensions may turn
     # The layers whose heads are rotated: all, those with a window, or those that
     # `no_rope_layers` lists with 1 (default: all but each `no_rope_layer_interval`-th).

@@ -3,7 +3,7 @@
 from typing import Final
 
 from minfer.effects.models.families.common import BIAS
-from minfer.effects.models.families.family import Family, NormNames
+from minfer.effects.models.families.family import Family, NormNames, RopeBases
 
 ROWS: Final = (
     Family(
@@ -37,7 +37,7 @@ ROWS: Final = (
         ),
         embedding_scale=True,
         score_scale="query_pre_attn_scalar",
-        ropes_by_kind=True,
+        rope_bases=RopeBases(full=1e6, sliding=1e4, sliding_key="rope_local_base_freq"),
         prefixes=("language_model.",),
     ),
 )

@@ -3,7 +3,7 @@
 from typing import Final
 
 from minfer.effects.models.families.common import BIAS
-from minfer.effects.models.families.family import Family, NormNames
+from minfer.effects.models.families.family import Family, NormNames, RopeBases
 
 # Results are normalised, and not what sublayers read.
 _NORMS: Final = NormNames(
@@ -23,5 +23,23 @@ ROWS: Final = (
         qk_norm=True,
         qk_norm_over="all",
         norm_names=_NORMS,
+    ),
+    Family(
+        "Olmo3ForCausalLM",
+        "olmo3",
+        {
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 50279,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+        },
+        "pattern",
+        BIAS,
+        BIAS,
+        qk_norm=True,
+        qk_norm_over="all",
+        norm_names=_NORMS,
+        rope_bases=RopeBases(full=5e5, sliding=5e5),
     ),
 )

@@ -34,6 +34,7 @@ RICH = {
     "Granite": "multipliers",
     "SmolLM3": "windows",
     "Olmo2": "biases",
+    "Olmo3": "ropes",
 }
 OTHER: dict[str, Any] = {  # values for fields that are absent
     "sliding_window": WINDOW,
