@@ -69,7 +69,8 @@ UNREAD: Final[Mapping[str, frozenset[str]]] = {
     "gemma3_text": frozenset({"attn_logit_softcapping"}),
 }
 _TRAINING: Final = (
-    "attention_dropout initializer_range router_jitter_noise router_aux_loss_coef "
+    "attention_dropout embd_pdrop resid_pdrop residual_dropout initializer_range "
+    "router_jitter_noise router_aux_loss_coef "
     "aux_loss_alpha seq_aux pretraining_tp ep_size moe_router_topk_scaling_factor"
 )
 _OUTPUTS: Final = "output_attentions output_hidden_states output_router_logits use_cache"

@@ -39,6 +39,8 @@ class WeightPart:
     optional: bool = False  # a checkpoint may lack it
     # How ranks divide it, if they do (rank_parts.py):
     fused: int = 1  # matrices of an expert, one below the other: divided one by one
+    # Outputs of matrices that a checkpoint stores as one: they are divided one by one.
+    pieces: tuple[int, ...] = ()
     on_one_rank: bool = False  # the bias of a sum over ranks, which one of them adds
     undivided: bool = False  # every rank reads all of it
     scales: bool = False  # of a quantized matrix, which have to be finite

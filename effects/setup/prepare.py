@@ -328,4 +328,4 @@ def _with_rope_factors(
             original_length,
             spec.max_position_embeddings,
         )
-    return evolve(spec, long_factors=is_long)
+    return spec.with_context(length)

@@ -164,6 +164,24 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
             ({}, {"rope_parameters": _OWN_ROPES}),
         ),
     ),
+    "Phi3": (
+        "fused",
+        (
+            *_EVERY[:3],
+            _DIM,
+            _WINDOW,
+            (
+                {},
+                {
+                    "rope_parameters": {
+                        "rope_type": "default",
+                        "partial_rotary_factor": 0.5,
+                    }
+                },
+                {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+            ),
+        ),
+    ),
     "SmolLM3": (
         "every fourth",
         (

@@ -43,6 +43,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": 8,
         "sliding_window_pattern": 2,
     },
+    # Of the family table, but for its activation: fused projections.
+    "phi3": {"hidden_act": "relu"},
     # Layer norms with factors less 1, a feed-forward without a gate.
     "nemotron": {"hidden_act": "relu2"},
     # Experts, and queries and keys normalised over all heads.

@@ -90,6 +90,15 @@ _MULTIPLIERS: Final = {
     "embedding_multiplier": 3.0,
 }
 _SMOLLM: Final = {"pad_token_id": None}
+_PHI: Final = {"pad_token_id": None, "original_max_position_embeddings": 128}
+# All sequences of tests are within the original context.
+_LONGROPE: Final = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.0, 1.1, 1.1, 1.2, 1.3, 1.5, 1.9],
+    "long_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0],
+    "original_max_position_embeddings": 128,
+}
 _BY_KIND: Final = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -205,6 +214,30 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
             },
         },
     },
+    "Phi3": {
+        "fused": _PHI,
+        "partial": _PHI
+        | _TIED
+        | {
+            "head_dim": 32,
+            "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75},
+            "rms_norm_eps": 1e-3,
+        },
+        "window": _PHI | {"sliding_window": WINDOW, "num_key_value_heads": 4},
+        "longrope": _PHI | {"rope_parameters": _LONGROPE},
+        "longrope, partial": _PHI
+        | {
+            "num_key_value_heads": 1,
+            "rope_parameters": _LONGROPE
+            | {
+                "partial_rotary_factor": 0.5,
+                "short_factor": [1.0, 1.1, 1.2, 1.5],
+                "long_factor": [1.0, 2.0, 4.0, 7.0],
+                "attention_factor": 1.3,
+                "factor": 4.0,
+            },
+        },
+    },
     "SmolLM3": {
         "every fourth": {"num_hidden_layers": 4, "pad_token_id": None},
         "listed": _SMOLLM | {"no_rope_layers": [0, 1, 1, 0]},
@@ -236,7 +269,6 @@ OUTSIDE: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
     "Nemotron": {"plain": {"hidden_act": "relu2"}},
     "Exaone4": {"windows alternate": {"sliding_window": WINDOW, "layer_types": _MIXED}},
     "Cohere2": {"windows alternate": {"sliding_window": WINDOW, "layer_types": _MIXED}},
-    "Phi3": {"fused": {"pad_token_id": None}},
 }
 VARIANTS, OTHERS = (
     {

@@ -197,9 +197,9 @@ def _quantized(spec: ModelSpec, files: CheckpointForm) -> Iterator[StoredMatrix]
                 for matrix in _of_experts(sizes, feed, files):
                     yield evolve(matrix, name=prefix + matrix.name)
                 continue
-            for name, outputs in zip(sizes.names, sizes.outputs, strict=True):
+            for name, outputs in sizes.stored:
                 yield StoredMatrix(
-                    prefix + name, evolve(sizes, names=(name,), outputs=(outputs,))
+                    prefix + name, evolve(sizes, names=(name,), outputs=outputs)
                 )
 
 

@@ -41,6 +41,8 @@ class Dense:
     bias: bool = False
     activation: Activation = "silu"
     name: str = "mlp"  # in a layer of a checkpoint
+    # The name of gate and up in a checkpoint that stores them as one.
+    stored_gate_up: str = ""
 
     def for_rank(self, rank_info: RankInfo) -> "Dense":
         """Returns the sizes of one rank's channels. Raises `UnsupportedModelError`."""
@@ -50,8 +52,9 @@ class Dense:
     @property
     def gate_up(self) -> LinearSizes:
         """The gate, and what it multiplies."""
+        names = (self.stored_gate_up,) if self.stored_gate_up else ("gate_proj", "up_proj")
         return LinearSizes(
-            names=(f"{self.name}.gate_proj", f"{self.name}.up_proj"),
+            names=tuple(f"{self.name}.{name}" for name in names),
             outputs=(self.intermediate_size, self.intermediate_size),
             inputs=self.hidden_size,
             shard=Shard.COLUMN,
@@ -121,6 +124,7 @@ def read_dense(reader: ConfigReader, family: Family, norms: NormRule) -> Dense:
         norms=norms,
         bias=reader.is_set(family.mlp_bias),
         activation=family.activation,
+        stored_gate_up=family.stored_gate_up,
     )
 
 

@@ -76,6 +76,8 @@ class GQA:
     qkv_bias: bool = False
     out_bias: bool = False
     sinks: bool = False
+    # The name of queries, keys and values in a checkpoint that stores them as one.
+    stored_qkv: str = ""
     # Tokens at the beginning of a sequence that a query attends to beside its window.
     sink_tokens: int = 0
 
@@ -118,8 +120,9 @@ class GQA:
     @property
     def qkv(self) -> LinearSizes:
         """The product of queries, keys and values."""
+        names = [self.stored_qkv] if self.stored_qkv else ["q_proj", "k_proj", "v_proj"]
         return LinearSizes(
-            names=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            names=tuple(f"self_attn.{name}" for name in names),
             outputs=(self.q_size, self.kv_size, self.kv_size),
             inputs=self.hidden_size,
             shard=Shard.COLUMN,
@@ -244,6 +247,15 @@ def read_gqa(
             "head_dim", f"even, which {head_dim} is not, as its halves are paired"
         )
     for rope in ropes.values():
+        for key, factors in (
+            ("short_factor", rope.short_factors),
+            ("long_factor", rope.long_factors),
+        ):
+            pairs = rope.rotary_dim(head_dim) // 2
+            if rope.kind == "longrope" and len(factors) != pairs:
+                raise reader.error(
+                    "rope_scaling", f"with a {key} for each of {pairs} rotated pairs"
+                )
         if rope.rotary_dim(head_dim) % 4 and rope.partial != 1:
             raise reader.error(
                 "partial_rotary_factor", f"a quarter of {head_dim}, or more"
@@ -265,6 +277,7 @@ def read_gqa(
         qkv_bias=reader.is_set(family.qkv_bias),
         out_bias=reader.is_set(family.out_bias),
         sinks=family.sinks,
+        stored_qkv=family.stored_qkv,
     )
     windows = read_windows(reader, family)
     layers = zip(windows, read_rotated(reader, family, windows), strict=True)
@@ -314,6 +327,9 @@ def gqa_parts(
         *weight_parts(sizes.qkv, weights.qkv, form),
         *bias_parts(sizes.qkv, weights.qkv),
     ):
+        if sizes.stored_qkv:
+            yield _ordered(weight_part, order, sizes.qkv.outputs)
+            continue
         of_values = weight_part.name.startswith("self_attn.v_proj")
         yield weight_part if of_values else _ordered(weight_part, order)
     q_norm, k_norm = heads.q_norm, heads.k_norm
@@ -328,8 +344,12 @@ def gqa_parts(
     yield from bias_parts(sizes.out, weights.out)
 
 
-def _ordered(weight_part: WeightPart, order: list[int] | None) -> WeightPart:
-    """Returns a part of queries or keys, the dimensions of its heads in `order`."""
+def _ordered(
+    weight_part: WeightPart, order: list[int] | None, outputs: tuple[int, ...] = ()
+) -> WeightPart:
+    """Returns a part of queries or keys, the dimensions of its heads in `order`; or of
+    queries, keys and values of so many `outputs`, which are stored as one.
+    """
     if order is None:
         return weight_part
 
@@ -337,7 +357,13 @@ def _ordered(weight_part: WeightPart, order: list[int] | None) -> WeightPart:
         by_head = stored.reshape(-1, len(order), *stored.shape[1:])
         return by_head[:, order].reshape(stored.shape)
 
-    return weight_part.rearranged(ordered)
+    def ordered_but_values(stored: "Tensor") -> "Tensor":
+        import torch
+
+        query, key, value = stored.split_with_sizes(outputs)
+        return torch.cat((ordered(query), ordered(key), value))
+
+    return weight_part.rearranged(ordered_but_values if outputs else ordered)
 
 
 def attend_gqa(

@@ -81,6 +81,14 @@ class Layer:
             self.attention.for_rank(rank_info), self.feed_forward.for_rank(rank_info)
         )
 
+    def with_long_factors(self, *, is_long: bool) -> "Layer":
+        """Returns the layer with the long factors of longrope, or the short ones."""
+        attention = self.attention
+        if attention.rope is None or attention.rope.kind != "longrope":
+            return self
+        rope = evolve(attention.rope, is_long=is_long)
+        return evolve(self, attention=evolve(attention, rope=rope))
+
     @property
     def matrices(self) -> tuple[LinearSizes, ...]:
         """The sizes of all matrices."""
@@ -137,7 +145,10 @@ def read_layers(
     `ModelConfigError` and `UnsupportedModelError`.
     """
     ropes, context = parse_ropes(
-        reader, bases=family.rope_bases, partial=family.partial_rotary
+        reader,
+        bases=family.rope_bases,
+        partial=family.partial_rotary,
+        longrope=family.longrope,
     )
     names = family.norm_names
     attention_norms = evolve(

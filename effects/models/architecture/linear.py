@@ -43,7 +43,9 @@ MIN_BY_COLUMN_ELEMENTS: Final = 1 << 22
 class LinearSizes:
     """The sizes of a `Linear`, known before there are tensors."""
 
-    names: tuple[str, ...]  # of the matrices fused in it, in a layer of a checkpoint
+    # Of the matrices fused in it, in a layer of a checkpoint; one name of several
+    # matrices: the checkpoint stores them as one.
+    names: tuple[str, ...]
     outputs: tuple[int, ...]  # of each of them
     inputs: int
     shard: Shard
@@ -55,6 +57,14 @@ class LinearSizes:
     def with_prefix(self, prefix: str) -> "LinearSizes":
         """Returns the same sizes, the names behind a prefix."""
         return evolve(self, names=tuple(prefix + name for name in self.names))
+
+    @property
+    def stored(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """The name of each matrix of a checkpoint, with the outputs of those in it."""
+        if len(self.names) == 1:
+            return ((self.names[0], self.outputs),)
+        by_name = zip(self.names, self.outputs, strict=True)
+        return tuple((name, (outputs,)) for name, outputs in by_name)
 
     @property
     def matrix_elements(self) -> int:
@@ -235,8 +245,20 @@ def weight_parts(
     """Yields the tensors of each fused matrix, as a layer of a checkpoint names them,
     with their targets.
     """
+    if len(sizes.names) == 1:
+        for weight_part in matrix_parts(sizes.names[0], linear, form):
+            yield evolve(weight_part, pieces=_pieces(sizes))
+        return
     for name, matrix in zip(sizes.names, linear.pieces(), strict=True):
         yield from matrix_parts(name, matrix, form)
+
+
+def _pieces(sizes: LinearSizes) -> tuple[int, ...]:
+    """Returns the outputs of each matrix, if a checkpoint stores several as one and ranks
+    divide their outputs.
+    """
+    is_divided = len(sizes.outputs) > 1 and sizes.shard is Shard.COLUMN
+    return sizes.outputs if is_divided else ()
 
 
 def matrix_parts(name: str, linear: Linear, form: CheckpointForm) -> Iterator[WeightPart]:
@@ -264,11 +286,14 @@ def unquantized(linear: Linear, dtype: str) -> Linear:
 
 def bias_parts(sizes: LinearSizes, linear: Linear) -> Iterator[WeightPart]:
     """Yields the bias of each fused matrix; nothing if there are none."""
-    if linear.bias is not None:
-        for name, bias in zip(
-            sizes.names, linear.bias.split_with_sizes(linear.parts), strict=True
-        ):
-            yield WeightPart(f"{name}.bias", bias, on_one_rank=sizes.shard is Shard.ROW)
+    if linear.bias is None:
+        return
+    is_summed = sizes.shard is Shard.ROW
+    outputs = [sum(of_name) for _, of_name in sizes.stored]
+    biases = linear.bias.split_with_sizes(outputs)
+    for name, bias in zip(sizes.names, biases, strict=True):
+        pieces = _pieces(sizes) if len(sizes.names) == 1 else ()
+        yield WeightPart(f"{name}.bias", bias, on_one_rank=is_summed, pieces=pieces)
 
 
 def sublayer_norm_parts(

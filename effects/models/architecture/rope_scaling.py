@@ -5,8 +5,10 @@ Each pair of a head's dimensions turns at a frequency of its own. Scalings reduc
 frequencies, by `factor`, and keep the high ones: `linear` (Chen et al. 2023) reduces all;
 `llama3` and `yarn` (Peng et al. 2023) blend between frequencies that turn `slow` times
 and `fast` times within the original context, llama3 by the number of turns, yarn by the
-index of the frequency. Layers without rotation have a rope of type `none`, whose angles
-are all 0, so that the same kernels serve them.
+index of the frequency. `longrope` (Ding et al. 2024) divides each frequency by a factor
+of its own, and has other factors for contexts longer than the original one; which of the
+two sets the whole engine has follows from its context. Layers without rotation have a
+rope of type `none`, whose angles are all 0, so that the same kernels serve them.
 """
 
 import math
@@ -35,13 +37,15 @@ KEYS_OF: Final[Mapping[str, frozenset[str]]] = {
     "linear": frozenset({"factor"}),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
     "yarn": _YARN,
+    "longrope": frozenset({"factor", "attention_factor", "short_factor", "long_factor"}),
 }
 # Those of all types of transformers, which families outside the table have.
-ALL_KEYS: Final = _KEYS.union(
-    *KEYS_OF.values(), ("short_factor", "long_factor", "short_mscale", "long_mscale")
-)
+ALL_KEYS: Final = _KEYS.union(*KEYS_OF.values(), ("short_mscale", "long_mscale"))
+LONGROPE_NAMES: Final = ("longrope", "su", "yarn")  # in configs of Phi-3
 FULL, SLIDING = "full_attention", "sliding_attention"  # layer_types in a config
 KINDS: Final = (FULL, SLIDING)
+# Of longrope, above and below which frequencies would not be finite.
+MIN_FACTOR, MAX_FACTOR = 1e-6, 1e12
 
 
 @frozen
@@ -61,6 +65,11 @@ class Rope:
     attention_factor: float = 1.0  # multiplies cosines and sines
     partial: float = 1.0  # share of a head's dimensions that are rotated: the first ones
     interleaved: bool = False  # pairs are neighbours; else the two halves are paired
+    # Longrope: what divides each frequency, in contexts of up to `original` tokens, and
+    # in longer ones, if the engine has such.
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    is_long: bool = False
 
     def rotary_dim(self, head_dim: int) -> int:
         """Returns the number of a head's dimensions that are rotated."""
@@ -89,7 +98,11 @@ UNROTATED: Final = Rope(kind="none")
 
 
 def parse_ropes(
-    reader: ConfigReader, *, bases: RopeBases | None = None, partial: bool = False
+    reader: ConfigReader,
+    *,
+    bases: RopeBases | None = None,
+    partial: bool = False,
+    longrope: bool = False,
 ) -> tuple[dict[str, Rope], int]:
     """Returns the rope of each kind of layers, and the context in tokens.
 
@@ -97,7 +110,7 @@ def parse_ropes(
     one, whose scaling is that of full attention. The context is already scaled there.
     """
     if bases is None:
-        rope, context = parse_rope(reader, partial=partial)
+        rope, context = parse_rope(reader, partial=partial, longrope=longrope)
         return dict.fromkeys(KINDS, rope), context
     tables = _by_kind(reader, "rope_parameters")
     thetas = {
@@ -139,9 +152,12 @@ def _by_kind(reader: ConfigReader, name: str) -> Mapping[str, Any]:
     return tables
 
 
-def parse_rope(reader: ConfigReader, *, partial: bool = False) -> tuple[Rope, int]:
+def parse_rope(
+    reader: ConfigReader, *, partial: bool = False, longrope: bool = False
+) -> tuple[Rope, int]:
     """Returns the rope of a whole config, and the resulting context in tokens. `partial`:
-    a part of a head's dimensions may turn.
+    a part of a head's dimensions may turn. `longrope`: that is the only scaling, whatever
+    its name.
 
     Both forms are read: `rope_parameters` (transformers 5), and `rope_scaling`, which has
     priority as it does there. The context is vLLM's: yarn scales
@@ -151,6 +167,8 @@ def parse_rope(reader: ConfigReader, *, partial: bool = False) -> tuple[Rope, in
     context = reader.size("max_position_embeddings")
     rope = _rope_object(reader)
     kind = rope.config.get("rope_type", rope.config.get("type", "default"))
+    if longrope:
+        kind = _longrope_or_default(rope, kind)
     _check_keys(rope, kind)
     bases = rope if "rope_theta" in rope.config else reader
     theta = bases.positive("rope_theta", 10000.0)
@@ -167,6 +185,8 @@ def parse_rope(reader: ConfigReader, *, partial: bool = False) -> tuple[Rope, in
         return Rope(kind, theta, factor, partial=share), int(factor * context)
     if kind == "llama3":
         return evolve(_llama3(rope, theta, original), partial=share), context
+    if kind == "longrope" and longrope:
+        return evolve(_longrope(rope, theta, original, context), partial=share), context
     if kind == "yarn" and theta > 1:
         yarn, scaled_context = _yarn(rope, theta, original, context)
         return evolve(yarn, partial=share), scaled_context
@@ -174,6 +194,19 @@ def parse_rope(reader: ConfigReader, *, partial: bool = False) -> tuple[Rope, in
         f"rope scaling {kind!r} with base {theta:g} is not supported; default, linear, "
         f"llama3 and yarn (with a base above 1) are"
     )
+
+
+def _longrope_or_default(rope: ConfigReader, kind: object) -> str:
+    """Returns the type of a scaling of a model that has longrope alone. Raises
+    `UnsupportedModelError` for another one.
+    """
+    if kind in LONGROPE_NAMES:
+        return "longrope"
+    if kind != "default":
+        raise rope.refusal(
+            f"rope scaling {kind!r} is not known to this model; default and longrope are"
+        )
+    return "default"
 
 
 def _check_keys(rope: ConfigReader, kind: object) -> None:
@@ -264,6 +297,33 @@ def _yarn(
     return yarn, int(factor * original)
 
 
+def _longrope(rope: ConfigReader, theta: float, original: int, context: int) -> Rope:
+    factor = rope.positive("factor", context / original)
+    scale = 1.0
+    if factor > 1 and original > 1:
+        scale = math.sqrt(1 + math.log(factor) / math.log(original))
+    return Rope(
+        kind="longrope",
+        theta=theta,
+        factor=factor,
+        original=original,
+        attention_factor=rope.positive("attention_factor", scale),
+        short_factors=_factors(rope, "short_factor"),
+        long_factors=_factors(rope, "long_factor"),
+    )
+
+
+def _factors(rope: ConfigReader, key: str) -> tuple[float, ...]:
+    """Returns a list of positive numbers. Raises `ModelConfigError`."""
+    numbers = rope.config.get(key)
+    if not isinstance(numbers, list) or not all(
+        type(number) in (int, float) and MIN_FACTOR <= number <= MAX_FACTOR
+        for number in numbers
+    ):
+        raise rope.error(key, "a list of positive numbers")
+    return tuple(map(float, numbers))
+
+
 def softmax_factor(reader: ConfigReader) -> float:
     """Returns the factor of DeepSeek's yarn for attention scores; that for cosines and
     sines is another one."""
@@ -293,6 +353,9 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> "Tensor":
         frequencies = inverse_frequencies(evolve(rope, partial=1.0), rotary_dim)
         return torch.nn.functional.pad(frequencies, (0, (head_dim - rotary_dim) // 2))
     periods = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    if rope.kind == "longrope":
+        factors = rope.long_factors if rope.is_long else rope.short_factors
+        return 1.0 / (torch.tensor(factors) * periods)
     unscaled = 1.0 / periods
     if rope.kind == "llama3":
         turns = rope.original / (2 * math.pi / unscaled)

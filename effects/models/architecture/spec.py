@@ -67,6 +67,16 @@ class ModelSpec:
     # Of that: its modules of type torch.nn.Linear, but the output head.
     linears: tuple[LinearSizes, ...] = ()
 
+    def with_context(self, length: int) -> "ModelSpec":
+        """Returns the spec for an engine whose sequences have up to `length` tokens: with
+        longrope's factors for it.
+        """
+        if self.original_context is None:
+            return self
+        is_long = length > self.original_context
+        layers = tuple(layer.with_long_factors(is_long=is_long) for layer in self.layers)
+        return evolve(self, layers=layers, long_factors=is_long)
+
     def for_rank(self, rank_info: RankInfo) -> "ModelSpec":
         """Returns the sizes of one rank; `vocab_size` stays the model's. Raises
         `UnsupportedModelError` for what cannot be divided.

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from minfer.effects.models.architecture.layers import read_layers
+from minfer.effects.models.architecture.layers import Layer, read_layers
 from minfer.effects.models.architecture.linear import NormRule
 from minfer.effects.models.architecture.quantization import read_quantization
 from minfer.effects.models.architecture.refusals import refuse_kind
@@ -63,6 +63,7 @@ def parse_spec(
         hidden_size=hidden,
         layers=layers,
         max_position_embeddings=context,
+        original_context=_original_context(layers, context),
         dtype=read_dtype(reader, dtype),
         quantization=read_quantization(reader),
         eos_ids=reader.ids("eos_token_id"),
@@ -73,6 +74,18 @@ def parse_spec(
         initializer_range=reader.positive("initializer_range", 0.02),
         skipped_prefixes=(*OTHER_PREFIXES, *_further_layers(reader, len(layers))),
     )
+
+
+def _original_context(layers: tuple[Layer, ...], context: int) -> int | None:
+    """Returns the tokens up to which the short factors of longrope hold; None: there are
+    none, or they hold in the whole context.
+    """
+    ropes = (layer.attention.rope for layer in layers)
+    originals = [
+        rope.original for rope in ropes if rope is not None and rope.kind == "longrope"
+    ]
+    original = min([context, *originals])
+    return None if original == context else original
 
 
 def _factor(reader: ConfigReader, key: str) -> float:

@@ -259,7 +259,8 @@ def _check_copy(spec: ModelSpec, stored: TensorPlace, embed: "Tensor") -> None:
     is wrong.
     """
     rows = spec.vocab_rows
-    cut = Cut(0, min(rows.start, spec.vocab_size), min(rows.stop, spec.vocab_size))
+    first, last = (min(row, spec.vocab_size) for row in (rows.start, rows.stop))
+    cut = Cut(0, (range(first, last),))
     head = stored.tensor(cut).to(embed.dtype)
     if not head.equal(embed[: len(head)].cpu()):
         raise TensorMismatchError(

@@ -69,9 +69,7 @@ def random_weights(
         if rank_part is None or drawn is None or drawn is rank_part.part.target:
             continue
         cut = rank_part.cut
-        rank_part.fill(
-            drawn if cut is None else cut.apply(drawn, weight_part.shape[cut.dim])
-        )
+        rank_part.fill(drawn if cut is None else cut.apply(drawn))
     layers = (finish_layer(layer, dtype) for layer in weights.layers)
     return evolve(weights, layers=tuple(layers))
 

@@ -119,7 +119,7 @@ def byte_ranges(
         return
     inner = math.prod(shape[cut.dim + 1 :]) * kind.itemsize
     for outer in range(math.prod(shape[: cut.dim])):
-        for indices in cut.ranges(shape[cut.dim]):
+        for indices in cut.ranges:
             first = start + (outer * shape[cut.dim] + indices.start) * inner
             yield range(first, first + len(indices) * inner)
 

@@ -54,10 +54,9 @@ class TensorPlace:
         if cut is None:
             return self.file.get_tensor(self.name)
         stored = self.file.get_slice(self.name)
-        size = stored.get_shape()[cut.dim]
         if isinstance(self.file, GgufTensors):  # which dequantizes all of it
             stored = self.file.get_tensor(self.name)
-        return cut.apply(stored, size)
+        return cut.apply(stored)
 
 
 @frozen(eq=False)

@@ -103,8 +103,13 @@ class Family:
     # Layers with and without windows have ropes of their own.
     rope_bases: RopeBases | None = None
     partial_rotary: bool = False  # a part of a head's dimensions may turn
+    longrope: bool = False  # the only scaling of ropes, whatever its name (Phi-3)
     # The layers whose heads are rotated: all, those with a window, or those that
     # `no_rope_layers` lists with 1 (default: all but each `no_rope_layer_interval`-th).
     rotated_layers: Literal["all", "listed", "windowed"] = "all"
+    # Names of queries, keys and values, and of gate and up, in checkpoints that store
+    # each of them as one matrix.
+    stored_qkv: str = ""
+    stored_gate_up: str = ""
     prefixes: tuple[str, ...] = ()  # further ones of tensors' names in checkpoints
     renamings: tuple[Renaming, ...] = ()

@@ -12,6 +12,7 @@ from minfer.effects.models.families import (
     llama,
     mistral,
     olmo,
+    phi,
     qwen,
     smollm,
 )
@@ -28,6 +29,7 @@ _ROWS: Final = (
     *granite.ROWS,
     *smollm.ROWS,
     *olmo.ROWS,
+    *phi.ROWS,
 )
 FAMILIES: Final[Mapping[str, Family]] = {row.architecture: row for row in _ROWS}
 BY_MODEL_TYPE: Final[Mapping[str, Family]] = {row.model_type: row for row in _ROWS}

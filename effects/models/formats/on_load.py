@@ -43,15 +43,19 @@ def _part(name: str, leaf: Linear) -> WeightPart:
 
     def take(stored: "Tensor") -> None:
         if stored.dim() == 2:
-            _store(leaf, stored)
+            _store_each(leaf, stored)
             return
         for i, fused in enumerate(stored):
-            expert = leaf.select(i)
-            matrices = fused.split_with_sizes(expert.parts)
-            for target, matrix in zip(expert.pieces(), matrices, strict=True):
-                _store(target, matrix)
+            _store_each(leaf.select(i), fused)
 
     return WeightPart(name, leaf.weight, shape=shape, take=take)
+
+
+def _store_each(leaf: Linear, stored: "Tensor") -> None:
+    """Quantize each of the matrices that are fused in a leaf into it."""
+    matrices = stored.split_with_sizes(leaf.parts)
+    for target, matrix in zip(leaf.pieces(), matrices, strict=True):
+        _store(target, matrix)
 
 
 def _store(target: Linear, matrix: "Tensor") -> None:

@@ -26,40 +26,32 @@ OUTPUTS: Final = 1  # the dimension of them in matrices of all experts
 
 @frozen
 class Cut:
-    """Which part of a stored tensor is read: in one dimension a range of each of its
-    equal pieces, one of which is all of it unless matrices are stored as one.
+    """Which part of a stored tensor is read: in one dimension a range, or, of matrices
+    that are stored as one, a range of each.
     """
 
     dim: int
-    start: int
-    stop: int
-    pieces: int = 1
+    ranges: tuple[range, ...]
 
     @property
     def size(self) -> int:
         """The size of the part in that dimension."""
-        return self.pieces * (self.stop - self.start)
+        return sum(map(len, self.ranges))
 
     def shape(self, full_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of the part."""
         return (*full_shape[: self.dim], self.size, *full_shape[self.dim + 1 :])
 
-    def ranges(self, size: int) -> list[range]:
-        """Returns the ranges of a dimension of this size."""
-        piece_size = size // self.pieces
-        firsts = range(0, self.pieces * piece_size, piece_size) if piece_size else ()
-        return [range(first + self.start, first + self.stop) for first in firsts]
-
-    def apply(self, stored: Any, size: int) -> "Tensor":
+    def apply(self, stored: Any) -> "Tensor":
         """Returns the part of a tensor, or of one in an open file, of which no more is
-        read; `size` is that of the dimension.
+        read.
         """
         import torch
 
         before = (slice(None),) * self.dim
         slices: list[Tensor] = [
             stored[(*before, slice(indexes.start, indexes.stop))]
-            for indexes in self.ranges(size)
+            for indexes in self.ranges
         ]
         return slices[0] if len(slices) == 1 else torch.cat(slices, self.dim)
 
@@ -99,7 +91,7 @@ def rank_parts(
         if weight_part.undivided:
             yield RankPart(evolve(model_part, target=weight_part.target))
             continue
-        cut = _cut(spec, weight_part, model_part.shape)
+        cut = _cut(spec, weight_part, model_part)
         yield RankPart(
             weight_part,
             cut,
@@ -118,31 +110,58 @@ def padded(stored: "Tensor", shape: tuple[int, ...], dim: int) -> "Tensor":
     return torch.cat((stored, zeros), dim)
 
 
-def _cut(
-    spec: ModelSpec, weight_part: WeightPart, full_shape: tuple[int, ...]
-) -> Cut | None:
-    """Returns the part of a tensor of shape `full_shape` that a rank reads."""
+def _cut(spec: ModelSpec, weight_part: WeightPart, model_part: WeightPart) -> Cut | None:
+    """Returns the part of a tensor, the whole model's being `model_part`, that a rank
+    reads.
+    """
+    full_shape = model_part.shape
     if weight_part.name in (EMBED, LM_HEAD) and spec.rank_info.parallel.tensor > 1:
         rows = spec.vocab_rows
         first = min(rows.start, spec.vocab_size)
-        return Cut(0, first, min(rows.stop, spec.vocab_size))
+        return Cut(0, (range(first, min(rows.stop, spec.vocab_size)),))
     shape = weight_part.shape
     if shape == full_shape:
         return None
     differing = [dim for dim, size in enumerate(full_shape) if shape[dim] != size]
     dim, ranks = differing[0], spec.rank_info.parallel.tensor
+    pieces = _pieces(weight_part, model_part, dim)
     if (
         len(shape) != len(full_shape)
         or len(differing) > 1
-        or full_shape[dim] % shape[dim]
+        or any(not part or whole % part for whole, part in pieces)
+        or sum(part for _, part in pieces) != shape[dim]
     ):
         raise UnsupportedModelError(
             f"tensor {weight_part.name} of shape {list(full_shape)} cannot be divided "
             f"into parts of shape {list(shape)} for {ranks} ranks; use fewer "
             f"(tensor_parallel_size)"
         )
-    pieces = weight_part.fused if dim == OUTPUTS else 1
-    size = shape[dim] // pieces
-    slices = full_shape[dim] // shape[dim]
-    start = spec.rank_info.tensor_rank * slices // ranks * size
-    return Cut(dim, start, start + size, pieces)
+    ranges, first = [], 0
+    for whole, part in pieces:
+        slices = whole // part
+        start = first + spec.rank_info.tensor_rank * slices // ranks * part
+        ranges.append(range(start, start + part))
+        first += whole
+    return Cut(dim, tuple(ranges))
+
+
+def _pieces(
+    weight_part: WeightPart, model_part: WeightPart, dim: int
+) -> list[tuple[int, int]]:
+    """Returns the sizes of each matrix that is stored in a tensor, in the dimension in
+    which ranks divide it: of the whole model, and of a rank.
+
+    Where numbers are packed, or have a scale for several outputs, these are sizes of
+    packed words, or of scales.
+    """
+    whole, part = model_part.shape[dim], weight_part.shape[dim]
+    if weight_part.pieces:
+        outputs = sum(model_part.pieces)
+        return [
+            (whole_outputs * whole // outputs, rank_outputs * whole // outputs)
+            for whole_outputs, rank_outputs in zip(
+                model_part.pieces, weight_part.pieces, strict=True
+            )
+        ]
+    count = weight_part.fused if dim == OUTPUTS else 1
+    return [(whole // count, part // count)] * count

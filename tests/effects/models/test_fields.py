@@ -34,6 +34,7 @@ RICH = {
     "Granite": "multipliers",
     "SmolLM3": "windows",
     "Olmo2": "biases",
+    "Phi3": "longrope",
     "Olmo3": "ropes",
 }
 OTHER: dict[str, Any] = {  # values for fields that are absent
@@ -59,6 +60,7 @@ MORE: dict[str, dict[str, Any]] = {
     "Qwen3Moe": DENSE | {"num_local_experts": 6},
     "GptOss": {"rope_parameters": DEFAULT},
     "SmolLM3": {"no_rope_layer_interval": 3},
+    "Phi3": {"sliding_window": WINDOW},
 }
 
 

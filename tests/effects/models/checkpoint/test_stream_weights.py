@@ -66,8 +66,15 @@ def test_parts_of_a_tensor_are_read_run_by_run(
     monkeypatch.setattr(sw, "BUFFER_BYTES", buffer)
     stored, path = torch.randn(6, 10, 8), tmp_path / "some"
     path.write_bytes(b"before" + stored.numpy().tobytes())
-    for cut in (None, Cut(0, 2, 4), Cut(1, 5, 10), Cut(2, 4, 8), Cut(1, 3, 5, 2)):
-        expected = stored if cut is None else cut.apply(stored, stored.shape[cut.dim])
+    cuts = (
+        Cut(0, (range(2, 4),)),
+        Cut(1, (range(5, 10),)),
+        Cut(2, (range(4, 8),)),
+        Cut(1, (range(3, 5), range(8, 10))),
+        Cut(1, (range(3), range(4, 5), range(6, 10))),
+    )
+    for cut in (None, *cuts):
+        expected = stored if cut is None else cut.apply(stored)
         read = torch.empty(expected.shape)
         ranges = sw.byte_ranges(len("before"), stored.shape, cut, torch.float32)
         sw.read_ranges(path, ranges, read, torch.empty(buffer, dtype=torch.uint8), Bar())

@@ -68,18 +68,24 @@ LONGROPE = {
 }
 
 
-def long_rope(folder: Path) -> Any:
+# With the former, the family table has a row for it.
+activations = pytest.mark.parametrize("activation", ["silu", "gelu"])
+
+
+def long_rope(folder: Path, activation: str) -> Any:
     changes = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32}
-    return save(folder, "phi3", **changes)
+    return save(folder, "phi3", **changes, hidden_act=activation)
 
 
 @pytest.mark.long
+@activations
 def test_longrope_has_its_short_factors_within_the_original_context(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, activation: str
 ) -> None:
-    model = long_rope(tmp_path)
+    model = long_rope(tmp_path, activation)
     prompt = list(range(3, 20))
     with LLM(str(tmp_path), **SMALL) as llm:
+        assert bool(llm.setup.spec.parameters) == (activation == "gelu")
         assert llm.setup.config.max_model_len == 32
         params = SamplingParams(temperature=0, max_tokens=15, ignore_eos=True)
         output = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0]
@@ -90,13 +96,14 @@ def test_longrope_has_its_short_factors_within_the_original_context(
 
 
 @pytest.mark.long
+@activations
 def test_longrope_has_its_long_factors_in_a_longer_context(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, activation: str
 ) -> None:
     """Each token behind the original context is transformers' likeliest one: it then
     takes the long factors for the whole sequence.
     """
-    model = long_rope(tmp_path)
+    model = long_rope(tmp_path, activation)
     rng = random.Random(0)
     prompts = [[rng.randrange(1, VOCAB) for _ in range(n)] for n in (1, 20, 31, 33, 70)]
     with LLM(str(tmp_path), **SMALL, max_model_len=128) as llm:
@@ -114,8 +121,11 @@ def test_longrope_has_its_long_factors_in_a_longer_context(
     assert "its long factors hold for sequences of all lengths" in caplog.text
 
 
-def test_the_factors_of_longrope_are_in_the_keys_of_blocks(tmp_path: Path) -> None:
-    long_rope(tmp_path)
+@activations
+def test_the_factors_of_longrope_are_in_the_keys_of_blocks(
+    tmp_path: Path, activation: str
+) -> None:
+    long_rope(tmp_path, activation)
     keys = {
         prepare(EngineArgs(model=str(tmp_path), max_model_len=length)).fingerprint
         for length in (16, 32, 33, 128)

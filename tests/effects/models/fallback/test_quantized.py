@@ -237,7 +237,7 @@ def test_other_quantized_modules_are_refused(
 
 
 def test_what_is_not_done_with_quantized_matrices_is_refused(tmp_path: Path) -> None:
-    quantized_folder, copy = made_of("phi3", "awq", tmp_path)
+    quantized_folder, copy = made_of("gpt_neox", "awq", tmp_path)
     with pytest.raises(UnsupportedModelError, match="cannot be divided among ranks"):
         spec_of(quantized_folder, tensor_parallel_size=2)
     for folder, level in ((quantized_folder, "fp8"), (copy, "fp8"), (copy, "awq")):
