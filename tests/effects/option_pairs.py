@@ -66,6 +66,14 @@ _PARTIAL: Final[Option] = tuple(
     {"rope_parameters": ROPES[name] | {"partial_rotary_factor": share}}
     for name, share in (("default", 0.5), ("yarn", 0.25), ("linear", 1.0))
 )
+_GLM: Final[tuple[Option, ...]] = (
+    _TIED,
+    _EPS,
+    _HEADS,
+    _PARTIAL,
+    _DIM,
+    ({}, {"attention_bias": False}),
+)
 _OWN_ROPES: Final = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
@@ -180,6 +188,18 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
                 },
                 {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
             ),
+        ),
+    ),
+    "Glm": ("plain", _GLM),
+    "Glm4": ("plain", _GLM),
+    "SeedOss": (
+        "plain",
+        (
+            *_EVERY,
+            _DIM,
+            ({}, {"attention_bias": False}),
+            ({}, {"attention_out_bias": True}),
+            ({}, {"mlp_bias": True}),
         ),
     ),
     "SmolLM3": (

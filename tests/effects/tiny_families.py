@@ -89,8 +89,26 @@ _MULTIPLIERS: Final = {
     "residual_multiplier": 0.5,
     "embedding_multiplier": 3.0,
 }
-_SMOLLM: Final = {"pad_token_id": None}
-_PHI: Final = {"pad_token_id": None, "original_max_position_embeddings": 128}
+_UNPADDED: Final = {"pad_token_id": None}
+_GLM: Final[dict[str, dict[str, Any]]] = {
+    "plain": _UNPADDED,
+    "no biases": _UNPADDED | _TIED | {"attention_bias": False},
+    "quarter": _UNPADDED
+    | {
+        "head_dim": 32,
+        "num_key_value_heads": 4,
+        "rope_parameters": ROPES["default"] | {"partial_rotary_factor": 0.25},
+    },
+    "yarn": _UNPADDED
+    | {
+        "num_key_value_heads": 1,
+        "rms_norm_eps": 1e-3,
+        "rope_parameters": _YARN | {"partial_rotary_factor": 0.5},
+    },
+    "whole": _UNPADDED
+    | {"rope_parameters": ROPES["linear"] | {"partial_rotary_factor": 1.0}},
+}
+_PHI: Final = _UNPADDED | {"original_max_position_embeddings": 128}
 # All sequences of tests are within the original context.
 _LONGROPE: Final = {
     "rope_type": "longrope",
@@ -238,18 +256,33 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
             },
         },
     },
+    "Glm": _GLM,
+    "Glm4": _GLM | {"more eps": _UNPADDED | {"rms_norm_eps": 1e-2}},
+    "SeedOss": {
+        "plain": _UNPADDED,
+        "no biases": _UNPADDED | _TIED | {"attention_bias": False},
+        "biases": _UNPADDED | {"attention_out_bias": True, "mlp_bias": True},
+        "out bias": _UNPADDED
+        | {
+            "attention_bias": False,
+            "attention_out_bias": True,
+            "head_dim": 32,
+            "rms_norm_eps": 1e-3,
+            "rope_parameters": ROPES["llama3"],
+        },
+    },
     "SmolLM3": {
         "every fourth": {"num_hidden_layers": 4, "pad_token_id": None},
-        "listed": _SMOLLM | {"no_rope_layers": [0, 1, 1, 0]},
-        "interval": _SMOLLM | _BIAS | {"no_rope_layer_interval": 2, "mlp_bias": True},
-        "windows": _SMOLLM
+        "listed": _UNPADDED | {"no_rope_layers": [0, 1, 1, 0]},
+        "interval": _UNPADDED | _BIAS | {"no_rope_layer_interval": 2, "mlp_bias": True},
+        "windows": _UNPADDED
         | _UNTIED
         | {
             "no_rope_layer_interval": 2,
             "use_sliding_window": True,
             "sliding_window": WINDOW,
         },
-        "windows alternate": _SMOLLM
+        "windows alternate": _UNPADDED
         | {
             "use_sliding_window": True,
             "sliding_window": WINDOW,

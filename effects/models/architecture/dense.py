@@ -52,7 +52,9 @@ class Dense:
     @property
     def gate_up(self) -> LinearSizes:
         """The gate, and what it multiplies."""
-        names = (self.stored_gate_up,) if self.stored_gate_up else ("gate_proj", "up_proj")
+        names = (
+            (self.stored_gate_up,) if self.stored_gate_up else ("gate_proj", "up_proj")
+        )
         return LinearSizes(
             names=tuple(f"{self.name}.{name}" for name in names),
             outputs=(self.intermediate_size, self.intermediate_size),

@@ -279,6 +279,10 @@ def read_gqa(
         sinks=family.sinks,
         stored_qkv=family.stored_qkv,
     )
+    ropes = {
+        kind: evolve(rope, interleaved=family.interleaved_rotary)
+        for kind, rope in ropes.items()
+    }
     windows = read_windows(reader, family)
     layers = zip(windows, read_rotated(reader, family, windows), strict=True)
     return tuple(

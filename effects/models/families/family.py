@@ -107,6 +107,7 @@ class Family:
     # The layers whose heads are rotated: all, those with a window, or those that
     # `no_rope_layers` lists with 1 (default: all but each `no_rope_layer_interval`-th).
     rotated_layers: Literal["all", "listed", "windowed"] = "all"
+    interleaved_rotary: bool = False  # neighbours turn together, not halves of a head
     # Names of queries, keys and values, and of gate and up, in checkpoints that store
     # each of them as one matrix.
     stored_qkv: str = ""

@@ -5,9 +5,40 @@ from typing import Final
 from attrs import evolve
 
 from minfer.effects.models.families.common import BIAS, MLA, SIGMOID
-from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.family import Family, NormNames
 
+_GLM: Final = {
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "rms_norm_eps": 1.5625e-7,
+    "partial_rotary_factor": 0.5,
+    "attention_bias": True,
+    "eos_token_id": [151329, 151336, 151338],
+}
 ROWS: Final = (
+    Family(  # GLM-4-9B
+        "GlmForCausalLM",
+        "glm",
+        _GLM,
+        qkv_bias=BIAS,
+        partial_rotary=True,
+        interleaved_rotary=True,
+        stored_gate_up="gate_up_proj",
+    ),
+    Family(  # GLM-4-0414 and GLM-Z1
+        "Glm4ForCausalLM",
+        "glm4",
+        _GLM,
+        qkv_bias=BIAS,
+        norm_names=NormNames(
+            after_attention="post_self_attn_layernorm",
+            after_feed="post_mlp_layernorm",
+        ),
+        partial_rotary=True,
+        interleaved_rotary=True,
+        stored_gate_up="gate_up_proj",
+    ),
     Family(
         "Glm4MoeForCausalLM",
         "glm4_moe",

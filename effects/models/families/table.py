@@ -14,6 +14,7 @@ from minfer.effects.models.families import (
     olmo,
     phi,
     qwen,
+    seed_oss,
     smollm,
 )
 from minfer.effects.models.families.family import Family
@@ -30,6 +31,7 @@ _ROWS: Final = (
     *smollm.ROWS,
     *olmo.ROWS,
     *phi.ROWS,
+    *seed_oss.ROWS,
 )
 FAMILIES: Final[Mapping[str, Family]] = {row.architecture: row for row in _ROWS}
 BY_MODEL_TYPE: Final[Mapping[str, Family]] = {row.model_type: row for row in _ROWS}

@@ -34,6 +34,9 @@ RICH = {
     "Granite": "multipliers",
     "SmolLM3": "windows",
     "Olmo2": "biases",
+    "Glm": "plain",
+    "Glm4": "plain",
+    "SeedOss": "plain",
     "Phi3": "longrope",
     "Olmo3": "ropes",
 }

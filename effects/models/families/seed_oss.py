@@ -1,0 +1,24 @@
+"""Rows of the family table: Seed-OSS, of ByteDance."""
+
+from typing import Final
+
+from minfer.effects.models.families.common import BIAS
+from minfer.effects.models.families.family import Family
+
+ROWS: Final = (
+    Family(
+        "SeedOssForCausalLM",
+        "seed_oss",
+        {
+            "max_position_embeddings": 524288,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "attention_bias": True,
+            "eos_token_id": 2,
+        },
+        "none",
+        BIAS,
+        "attention_out_bias",
+        "mlp_bias",
+    ),
+)
