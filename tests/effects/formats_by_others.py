@@ -1,9 +1,10 @@
-"""Checkpoints that llm-compressor writes, beside what compressed-tensors reads in them.
+"""Checkpoints that llm-compressor and NVIDIA's Model Optimizer write, beside what
+compressed-tensors and Model Optimizer read in them.
 
-Runs in an environment of its own, which has `llmcompressor` beside minfer. Tiny random
-models are quantized by every scheme that minfer reads. Compares each matrix with the
-decompressed one, and, where a scheme leaves activations as they are, greedy tokens with
-those of transformers' model on the decompressed matrices.
+Runs in an environment of its own, which has `llmcompressor` and `nvidia-modelopt` beside
+minfer. Tiny random models are quantized by every scheme that minfer reads. Compares each
+matrix with the decompressed one, and, where a scheme leaves activations as they are,
+greedy tokens with those of transformers' model on the decompressed matrices.
 """
 
 import argparse
@@ -56,6 +57,7 @@ def _int4(**options: Any) -> Any:
     return {"group_0": {"targets": ["Linear"], "weights": weights}}
 
 
+MODELOPT: Final = "Model Optimizer: "  # begins the names of its schemes
 SCHEMES: Final[dict[str, Any]] = {
     "W8A8": "W8A8",
     "FP8": "FP8",
@@ -67,6 +69,8 @@ SCHEMES: Final[dict[str, Any]] = {
     "groups of 32, zeros": _int4(strategy="group", group_size=32, symmetric=False),
     "NVFP4": "NVFP4",
     "NVFP4A16": "NVFP4A16",
+    MODELOPT + "NVFP4": "NVFP4_DEFAULT_CFG",
+    MODELOPT + "W4A16_NVFP4": "W4A16_NVFP4_CFG",
     "channels": _int4(strategy="channel", symmetric=True),
     "channels, zeros": _int4(strategy="channel", symmetric=False),
 }
@@ -100,13 +104,64 @@ def write(base: str, target: str, scheme: Any, *, gptq: bool) -> None:
     model.save_pretrained(target, save_compressed=True)
 
 
+def write_by_modelopt(base: str, target: str, scheme: str) -> None:
+    """Have Model Optimizer quantize a checkpoint."""
+    # mypy: installed where this runs alone.
+    import modelopt.torch.quantization as mtq  # type: ignore[import-not-found]
+    from modelopt.torch.export import (  # type: ignore[import-not-found]
+        export_hf_checkpoint,
+    )
+
+    read: Any = transformers.AutoModelForCausalLM.from_pretrained
+    model = read(base, dtype=torch.float32)
+    rows = torch.randint(0, 160, (8, 24), generator=torch.Generator().manual_seed(1))
+    quantized = mtq.quantize(
+        model, getattr(mtq, scheme), lambda calibrated: calibrated(rows)
+    )
+    export_hf_checkpoint(quantized, dtype=torch.float32, export_dir=target)
+
+
+def nvfp4_meant(tensors: dict[str, Tensor], scheme: Any) -> Tensor:
+    """What NVFP4 tensors mean in float32, by their writers' own functions."""
+    if (packed := tensors.get("weight_packed")) is not None:
+        from compressed_tensors.compressors.nvfp4 import unpack_fp4_from_uint8
+        from compressed_tensors.quantization.lifecycle.forward import dequantize as meant
+
+        outputs, half = packed.shape
+        matrix: Tensor = meant(
+            x_q=unpack_fp4_from_uint8(packed, outputs, 2 * half, torch.float32),
+            scale=tensors["weight_scale"].float(),
+            args=scheme.weights,
+            global_scale=tensors["weight_global_scale"],
+            dtype=torch.float32,
+        )
+        return matrix
+    from modelopt.torch.quantization.qtensor import (  # type: ignore[import-not-found]
+        NVFP4QTensor,
+    )
+
+    packed = tensors["weight"]
+    shape = torch.Size((len(packed), 2 * packed.shape[1]))
+    stored = NVFP4QTensor(shape, torch.float32, packed)
+    of_modelopt: Tensor = stored.dequantize(
+        torch.float32,
+        scale=tensors["weight_scale"],
+        double_scale=tensors["weight_scale_2"],
+        block_sizes={-1: 16},
+        fast=False,
+    )
+    return of_modelopt
+
+
 def decompress(folder: Path, target: Path) -> None:
-    """Write the checkpoint that compressed-tensors makes of a quantized one."""
+    """Write the checkpoint that its writer's own package makes of a quantized one."""
     from compressed_tensors.compressors.base import BaseCompressor
     from compressed_tensors.quantization import QuantizationConfig
 
     config = json.loads((folder / "config.json").read_text())
     quantization = config.pop("quantization_config")
+    if quantization["quant_method"] == "modelopt":
+        quantization |= {"quant_method": "compressed-tensors", "format": "dense"}
     fields = ("config_groups", "quant_method", "format", "ignore")
     groups = QuantizationConfig.model_validate({key: quantization[key] for key in fields})
     scheme = groups.config_groups["group_0"]
@@ -119,7 +174,13 @@ def decompress(folder: Path, target: Path) -> None:
     for stem, tensors in modules.items():
         if "weight_scale" in tensors:
             bias = {end: tensors.pop(end) for end in ("bias",) if end in tensors}
-            tensors = {"weight": reader.decompress(tensors, scheme)["weight"], **bias}
+            is_nvfp4 = {"weight_global_scale", "weight_scale_2"} & tensors.keys()
+            weight = (
+                nvfp4_meant(tensors, scheme)
+                if is_nvfp4
+                else reader.decompress(tensors, scheme)["weight"]
+            )
+            tensors = {"weight": weight, **bias}
         tensors_out |= {
             f"{stem}.{end}": tensor.contiguous() for end, tensor in tensors.items()
         }
@@ -151,7 +212,10 @@ def compare(
             key[0],
             VARIANTS[key] | SIZES | (MOE_SIZE if "Moe" in key[0] else {}),
         )
-        write(str(base), str(quantized), SCHEMES[name], gptq=gptq)
+        if name.startswith(MODELOPT):
+            write_by_modelopt(str(base), str(quantized), SCHEMES[name])
+        else:
+            write(str(base), str(quantized), SCHEMES[name], gptq=gptq)
         decompress(quantized, copy)
         pairs = [*zip(matrices(quantized), matrices(copy), strict=True)]
         figures = {
@@ -180,7 +244,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     lengths = draw.choices(range(1, 61), k=args.prompts)
     prompts = [draw.choices(range(160), k=length) for length in lengths]
     for key in FAMILIES:
-        for name in SCHEMES:
+        for name in args.schemes or SCHEMES:
             for gptq in (False, True) if name == "W4A16" else (False,):
                 figures = compare(key, name, prompts, gptq=gptq)
                 writer = "GPTQModifier" if gptq else "QuantizationModifier"
@@ -188,9 +252,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                     {"family": key[0], "scheme": name, "writer": writer, **figures}
                 )
                 show(rows[-1])
-    packages = ("llmcompressor", "compressed-tensors")
+    packages = ("llmcompressor", "compressed-tensors", "nvidia-modelopt")
     return {"writers": {package: version(package) for package in packages}, "cases": rows}
 
 
 if __name__ == "__main__":
-    run("formats_by_others", measure, {"--prompts": 8, "--seed": 0})
+    options = {"--prompts": 8, "--seed": 0}
+    some = {"--schemes": {"nargs": "*", "default": [], "choices": [*SCHEMES]}}
+    run("formats_by_others", measure, options | some)

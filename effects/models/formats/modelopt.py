@@ -41,11 +41,11 @@ def read_modelopt(reader: ConfigReader, quant_config: Mapping[str, Any]) -> Fp8 
     match quant_config.get("quant_algo"):
         case "FP8":
             return Fp8(blocks=False)
-        case "NVFP4":
+        case "NVFP4" | "W4A16_NVFP4":
             if (size := quant_config.get("group_size")) not in (None, NVFP4.group):
                 fault = f"{label}: group_size {size!r} is not supported"
                 raise reader.refusal(f"{fault}; {NVFP4.group} is")
             return NVFP4_WEIGHTS
         case algorithm:
             fault = f"{label}: quant_algo {algorithm!r} is not supported"
-            raise reader.refusal(f"{fault}; 'FP8' and 'NVFP4' are")
+            raise reader.refusal(f"{fault}; 'FP8', 'NVFP4' and 'W4A16_NVFP4' are")
