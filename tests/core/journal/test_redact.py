@@ -7,7 +7,6 @@ import pytest
 
 from minfer.engine import step
 from minfer.journal.redact import redacted, redacted_config
-from minfer.journal.replay import Journal, open_segments
 from minfer.journal.writing import encode_journal
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Executed, Failed, Finish, Submit
@@ -15,6 +14,7 @@ from minfer.records.request import Request
 from minfer.records.speculation import Speculation
 from minfer.records.state import Turn, initial
 from tests.circles import seeds
+from tests.core.journal.made import opened
 from tests.core.recorded import recorded
 from tests.core.world import VOCAB
 
@@ -39,7 +39,7 @@ def test_decisions_replay_without_tokens(seeds: range) -> None:
     hits = 0
     for seed in seeds:
         config, turns = recorded(seed)
-        journal = Journal(open_segments({"run": blind(config, turns)}))
+        journal = opened(blind(config, turns))
         for mine, theirs in zip(turns, journal.turns(), strict=True):
             assert theirs.transition.reasons == mine.transition.reasons or any(
                 isinstance(event, Executed | Failed) for event in mine.events
@@ -91,7 +91,7 @@ def test_an_outputs_block_and_the_next_prompts_are_equal(each: int) -> None:
     for at in range(1, len(answer), each):
         take(Executed(state.next_step - 1, (answer[at : at + each],)))
     take(Submit(Request(id="2", prompt=(1, 2, 3, *answer, 5), max_tokens=2)))
-    journal = Journal(open_segments({"run": blind(config, log)}))
+    journal = opened(blind(config, log))
     reasons = [reason for turn in journal.turns() for reason in turn.transition.reasons]
     assert [getattr(r, "hit", None) for r in reasons if hasattr(r, "hit")] == [0, 8]
 

@@ -10,7 +10,6 @@ from minfer.journal.codec import dump, load
 from minfer.journal.projection import projected
 from minfer.journal.redact import redacted, redacted_client, redacted_config
 from minfer.journal.redact_state import can_be_redacted, redacted_state
-from minfer.journal.replay import Journal, open_segments
 from minfer.policies.fair_queue import Account, Accounts
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Executed, Submit
@@ -50,7 +49,7 @@ def test_it_is_the_state_of_a_replay(seeds: range) -> None:
         if not can_be_redacted(config):
             continue
         runs += 1
-        journal = Journal(open_segments({"run": blind(config, turns)}))
+        journal = opened(blind(config, turns))
         for mine, theirs in zip(turns, journal.turns(), strict=True):
             state = redacted_state(config, mine.transition.state, SECRET)
             other = theirs.transition.state
