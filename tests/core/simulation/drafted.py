@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from minfer.journal.replay import Journal, open_segments
-from minfer.journal.writing import encode_journal
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Executed, Propose, Submit
 from minfer.records.request import Request
@@ -26,10 +24,6 @@ def by_device(depth: int = 1, tokens: int = 24) -> Run:
     run.turn(*map(Submit, wanted))
     run.drain()
     return run
-
-
-def journal_of(run: Run) -> Journal:
-    return Journal(open_segments({"run": encode_journal(run.config, run.turns)}))
 
 
 def by_host(wrong: int = 3, depth: int = 1) -> Run:

@@ -10,16 +10,14 @@ from minfer.blocks.keys import block_keys
 from minfer.records.messages import Cancel, Emit, Execute
 from minfer.records.request import Request
 from minfer.records.tiers import LOAD, ExternalStore
-from minfer.routing.messages import EventIgnored
 from minfer.routing.policies import LeastLoaded, Prefix
-from minfer.routing.router import apply
 from minfer.routing.state import RouterConfig
 from minfer.simulation import disaggregated as simulate_disaggregated
 from minfer.simulation import replicas as simulate_replicas
 from minfer.simulation.disaggregated import DisaggregatedSimulation
 from minfer.simulation.replicas import ReplicaTurn
 from minfer.simulation.simulate import Arrival
-from tests.core.simulation.test_replicas import chats
+from tests.core.simulation.test_replicas import chats, ignored_events
 from tests.core.simulation.test_simulate import EVEN, config_of
 
 TIER = ExternalStore(max_known_keys=256, push_only=True, choice=LOAD, page_seconds=3.0)
@@ -90,15 +88,7 @@ def test_short_prompts_and_single_tokens_stay_where_they_decode() -> None:
 def test_all_is_served_and_no_prompt_is_computed_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ignored = list[Any]()
-
-    def watched(*args: Any) -> Any:
-        found = apply(*args)
-        ignored.extend(one for one in found.reasons if isinstance(one, EventIgnored))
-        return found
-
-    for module in (simulate_replicas, simulate_disaggregated):
-        monkeypatch.setattr(module, "apply", watched)
+    ignored = ignored_events(monkeypatch, simulate_replicas, simulate_disaggregated)
     arrivals = chats(60)
     run, counts, most = simulation(arrivals), Counter[str](), 0
     for one in run.run():

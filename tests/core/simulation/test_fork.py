@@ -15,8 +15,7 @@ from minfer.analysis.drafts import sample_drafts
 from minfer.blocks.keys import block_keys
 from minfer.journal.decisions import facts
 from minfer.journal.format import JournalError
-from minfer.journal.replay import Journal, open_segments
-from minfer.journal.writing import encode_journal
+from minfer.journal.replay import Journal
 from minfer.policies.builtin import Shortest
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
@@ -36,11 +35,13 @@ from minfer.simulation.cost import CostModel
 from minfer.simulation.fork import Change, _read_facts, _SparingPolicy, fork
 from minfer.simulation.simulate import Arrival, Simulated, Simulation
 from tests.circles import claimed, long, seeds
+from tests.core.journal.made import opened as opened_bytes
+from tests.core.journal.reported import opened
 from tests.core.journal.test_redact import blind
 from tests.core.simulation.clocked import Run
 from tests.core.simulation.clocked import config as clocked_config
 from tests.core.simulation.clocked import request as requested
-from tests.core.simulation.drafted import by_device, by_host, journal_of
+from tests.core.simulation.drafted import by_device, by_host
 
 COST = CostModel(name="a test's", decode=((1, 0.01),), mixed=0.02, token=0.001)
 CONFIG = EngineConfig(
@@ -80,7 +81,7 @@ def simulated(seed: int) -> tuple[Turn, ...]:
 
 def recorded(seed: int) -> tuple[Journal, list[Turn]]:
     turns = [*simulated(seed)]
-    return Journal(open_segments({"run": encode_journal(CONFIG, turns)})), turns
+    return opened(CONFIG, turns), turns
 
 
 def ends(turns: list[Turn]) -> dict[str, Finished]:
@@ -158,7 +159,7 @@ def test_a_preemption_in_a_turn_in_which_another_sample_ends() -> None:
         )
         lengths = {(str(number), 0): 30 for number in range(40)}
         turns = list(Simulation(config, Simulated(lengths), COST, come).turns())
-        journal = Journal(open_segments({"run": encode_journal(config, turns)}))
+        journal = opened(config, turns)
         for turn in turns:
             ids, reasons = turn.before.running.ids, turn.transition.reasons
             gone = [
@@ -261,7 +262,7 @@ def test_blocks_of_another_size_have_other_keys() -> None:
         if isinstance(what, Request)
     ]
     turns = list(Simulation(CONFIG, Simulated(), COST, come).turns())
-    journal = Journal(open_segments({"run": encode_journal(CONFIG, turns)}))
+    journal = opened(CONFIG, turns)
     for at in (0, len(turns) // 2):
         made = fork(journal, at, Change(settings={"block_size": 8}), COST)
         wanted = [
@@ -297,7 +298,7 @@ def test_who_is_spared_gives_way_last(
 @pytest.mark.long
 def test_without_token_ids_blocks_grow_by_multiples_only() -> None:
     turns = recorded(2)[1]
-    journal = Journal(open_segments({"run": blind(CONFIG, turns)}))
+    journal = opened_bytes(blind(CONFIG, turns))
     list(fork(journal, 9, Change(settings={"block_size": 8}), COST).turns)
     for size in (2, 6):
         with pytest.raises(JournalError, match="of 4 tokens and multiples only"):
@@ -313,7 +314,7 @@ def test_a_length_by_a_stop_string_is_kept_for_who_comes_in_the_turn_of_the_fork
         run.turn()
     run.turn(Finish("a", 0, 4))
     run.drain()
-    journal = Journal(open_segments({"run": encode_journal(CONFIG, run.turns)}))
+    journal = opened(CONFIG, run.turns)
     made = fork(journal, 0, Change(settings={"num_blocks": 60}), COST)
     assert ends(list(made.turns))["a.0"].length == 4
 
@@ -350,7 +351,7 @@ def test_an_unchanged_fork_has_the_drafts_that_were(
 ) -> None:
     run = make(depth=depth)
     for at in range(0, len(run.turns), 2):
-        turns = [*fork(journal_of(run), at, Change(), SECOND).turns]
+        turns = [*fork(opened(run.config, run.turns), at, Change(), SECOND).turns]
         assert [*map(spoken, turns)] == [*map(spoken, run.turns[at:])]
 
 
@@ -363,7 +364,7 @@ def test_another_number_of_drafts(make: Callable[..., Run], drafts: int | None) 
     how = None if drafts is None else attrs.evolve(how, drafts=drafts)
     change = Change(settings={"speculation": how})
     for at in (0, len(run.turns) // 2):
-        made = fork(journal_of(run), at, change, SECOND)
+        made = fork(opened(run.config, run.turns), at, change, SECOND)
         turns = [*made.turns]
         assert not made.resumed, "the engine goes on with the state that it has"
         assert {name: (end.length, end.reason) for name, end in ends(turns).items()} == {
@@ -377,7 +378,7 @@ def test_another_number_of_drafts(make: Callable[..., Run], drafts: int | None) 
                         for d in event.plan.drafts
                     )
                     assert max(each, default=0) <= (drafts or 0)
-        again = fork(journal_of(run), at, change, SECOND).turns
+        again = fork(opened(run.config, run.turns), at, change, SECOND).turns
         assert [*map(spoken, again)] == [*map(spoken, turns)]
         if at == 0 and drafts in (None, 1):
             assert ended_in(turns, "a") > ended_in(run.turns, "a")
@@ -389,7 +390,7 @@ def test_recorded_drafts_stand_or_fall_as_they_did() -> None:
     assert how is not None
     change = Change(settings={"speculation": attrs.evolve(how, drafts=1)})
     seen = 0
-    for turn in fork(journal_of(run), 0, change, SECOND).turns:
+    for turn in fork(opened(run.config, run.turns), 0, change, SECOND).turns:
         for one in sample_drafts(turn.before, turn.events, turn.transition):
             assert one.id != "c", "for it nothing was proposed"
             assert one.accepted == (one.known % 3 != 0)
@@ -405,7 +406,7 @@ def test_speculation_is_turned_on() -> None:
     lengths = list[int]()
     for acceptance in (0.0, None, 1.0):
         change = Change(settings={"speculation": how}, acceptance=acceptance)
-        turns = [*fork(journal_of(run), 3, change, SECOND).turns]
+        turns = [*fork(opened(run.config, run.turns), 3, change, SECOND).turns]
         assert ends(turns)["a.0"].length == 30
         lengths.append(len(turns))
     assert lengths == sorted(lengths, reverse=True)
@@ -420,7 +421,7 @@ def test_who_does_not_arrive_is_not_cancelled() -> None:
     run.turn()
     run.turn(Cancel("gone"))
     run.drain()
-    journal = Journal(open_segments({"run": encode_journal(run.config, run.turns)}))
+    journal = opened(run.config, run.turns)
     turns = [*fork(journal, 0, Change(without=("gone",)), COST).turns]
     assert not [one for turn in turns for one in turn.events if isinstance(one, Cancel)]
 
@@ -431,6 +432,5 @@ def test_how_long_a_sample_was_that_was_cancelled_is_not_its_length() -> None:
     run.turn()
     run.turn(Cancel("gone"))
     run.drain()
-    data = encode_journal(run.config, run.turns)
-    journal = Journal(open_segments({"run": data}))
+    journal = opened(run.config, run.turns)
     assert _read_facts(journal, 0, frozenset(), None).lengths == {("ends", 0): 9}

@@ -12,7 +12,6 @@ from attrs import evolve
 
 from minfer.blocks.keys import block_keys
 from minfer.records.messages import Cancel
-from minfer.records.policy import FirstCome, Load
 from minfer.records.request import Request
 from minfer.routing.messages import (
     Deferred,
@@ -34,7 +33,7 @@ from minfer.simulation.replicas import (
     routing_request,
 )
 from minfer.simulation.simulate import Arrival, Simulated, Simulation
-from tests.core.simulation.test_simulate import EVEN, config_of, requested
+from tests.core.simulation.test_simulate import EVEN, Never, config_of, requested
 
 NAMES = ("a", "b", "c")
 
@@ -113,15 +112,22 @@ def test_the_router_knows_what_replicas_cache_and_what_has_ended() -> None:
     assert all(one.requests == one.backlog == 0 for one in run.state.replicas.values())
 
 
-def test_no_event_of_a_replica_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    ignored = list[Any]()
+def ignored_events(monkeypatch: pytest.MonkeyPatch, *modules: Any) -> list[EventIgnored]:
+    """The events that routers of these modules ignore from now on."""
+    ignored = list[EventIgnored]()
 
     def watched(*args: Any) -> Any:
-        found = apply(*args)
-        ignored.extend(one for one in found.reasons if isinstance(one, EventIgnored))
-        return found
+        applied = apply(*args)
+        ignored.extend(one for one in applied.reasons if isinstance(one, EventIgnored))
+        return applied
 
-    monkeypatch.setattr(simulate_replicas, "apply", watched)
+    for module in modules:
+        monkeypatch.setattr(module, "apply", watched)
+    return ignored
+
+
+def test_no_event_of_a_replica_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    ignored = ignored_events(monkeypatch, simulate_replicas)
     assert [*simulation(LeastLoaded(), chats(40)).run()]
     assert ignored == []
 
@@ -190,13 +196,6 @@ def test_a_routing_request_has_what_decides() -> None:
     request = requested("r", prompt=9, most=7, client="x", keys=(b"1", b"2"))
     assert routing_request(request) == RoutingRequest("r", (b"1", b"2"), 9, "x", "", 7)
     assert simulation(LeastLoaded(), []).report_every == math.inf
-
-
-class Never(FirstCome):
-    """Wakes the engine again and again, and admits no request."""
-
-    def admit_from(self, _: Any, load: Load) -> float:
-        return load.time + 0.5
 
 
 def test_a_replica_that_admits_no_request_ends_the_simulation(
