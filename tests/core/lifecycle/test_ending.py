@@ -40,13 +40,6 @@ def test_the_end_of_a_request_is_that_of_its_last_sample() -> None:
     }
 
 
-def test_ends_of_one_turn_are_reported_in_the_order_of_rank() -> None:
-    bench = Bench()
-    bench.give(*(Submit(ask(name, 3, 3)) for name in ("a", "bb", "ccc")))
-    bench.drain()
-    assert list(bench.ended) == [("a", 0), ("bb", 0), ("ccc", 0)]
-
-
 def test_a_policy_hears_how_much_came_out_and_whether_it_ever_ran() -> None:
     bench = Bench(evolve(CONFIG, max_num_seqs=1, policy=Heard()))
     bench.give(Submit(ask("a", 3, 3)), Submit(ask("b", 3, 3)), Submit(ask("c", 3, 3)))

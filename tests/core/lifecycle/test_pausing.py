@@ -10,8 +10,6 @@ from minfer.journal.codec import dump, load
 from minfer.journal.projection import projected, state_digest
 from minfer.journal.redact import redacted
 from minfer.journal.redact_state import redacted_state
-from minfer.journal.replay import Journal, open_segments
-from minfer.journal.writing import encode_journal
 from minfer.lifecycle.pausing import apply_pauses, paused_rows
 from minfer.lifecycle.preempt import preempt
 from minfer.planning.discard import discard
@@ -35,6 +33,7 @@ from minfer.records.state import Transition, Turn
 from minfer.simulation.cost import CostModel
 from minfer.simulation.fork import Change, fork
 from minfer.testing.ledger import Ledger
+from tests.core.journal.reported import opened
 from tests.core.test_engine import CONFIG, Bench, ask
 
 LATE = evolve(CONFIG, depth=2, late_masks=True)
@@ -295,14 +294,9 @@ def paused_run() -> Judged:
     return bench
 
 
-def journal_of(bench: Judged) -> Journal:
-    data = encode_journal(bench.config, bench.turns)
-    return Journal(open_segments({"run": data}))
-
-
 def test_a_journal_keeps_it_and_replays() -> None:
     bench = paused_run()
-    turns = [*journal_of(bench).turns()]
+    turns = [*opened(bench.config, bench.turns).turns()]
     assert [turn.events for turn in turns] == [turn.events for turn in bench.turns]
     assert turns[-1].transition.state == bench.state
 
@@ -333,7 +327,7 @@ def test_snapshots_and_digests_know_who_is_paused() -> None:
 def test_in_a_fork_masks_take_no_time() -> None:
     bench = paused_run()
     at = next(turn.number for turn in bench.turns if turn.before.paused)
-    turns = [*fork(journal_of(bench), at, Change(), COST).turns]
+    turns = [*fork(opened(bench.config, bench.turns), at, Change(), COST).turns]
     first, second, *_ = turns
     assert first.events == bench.turns[at].events
     assert second.events == (Pause("a", 0, False),)

@@ -1,21 +1,15 @@
 """What becomes of the blocks of those who leave, at once or behind a fence."""
 
-import pytest
 from attrs import evolve
 
 from minfer.blocks.keys import block_keys, is_tail, tail_keys
 from minfer.blocks.prefix import lookup, pages_of
 from minfer.records.config import CacheGroup
 from minfer.records.messages import Admitted, Cancel, Submit
-from minfer.records.request import Continuation, SamplingParams
-from minfer.records.sequence import Running
+from minfer.records.request import Continuation
 from minfer.records.state import Fence
+from tests.core.lifecycle.test_preempt import only
 from tests.core.test_engine import CONFIG, Bench, ask
-
-
-def only(bench: Bench) -> Running:
-    assert len(bench.state.running) == 1
-    return bench.state.running
 
 
 def test_who_leaves_gives_back_all_its_blocks_and_what_is_full_stays_cached() -> None:
@@ -73,20 +67,6 @@ def test_the_end_of_a_chain_is_evicted_before_its_beginning_with_a_window_too() 
     prefix = bench.state.blocks.prefix
     order = pages_of(prefix, [key for _, key in sorted(prefix.idle.items())])
     assert order == tuple(reversed(bench.plans[0].opens[0].tables[0][:3]))
-
-
-@pytest.mark.parametrize("window", [0, 6])
-def test_cancelled_samples_leave_nothing_behind(window: int) -> None:
-    bench = Bench(evolve(CONFIG, groups=(CacheGroup(window),), depth=2))
-    hot = SamplingParams(temperature=1)
-    bench.give(Submit(ask("a", 11, 20, n=3, sampling=hot)))
-    for _ in range(9):
-        bench.turn()
-    bench.turn(Cancel("a"))
-    while bench.state.inflight:
-        bench.turn()
-    assert bench.state.blocks.available == CONFIG.num_blocks
-    assert bench.state.running == Running()
 
 
 def test_who_leaves_before_its_prompt_is_computed_leaves_no_tail_of_it() -> None:

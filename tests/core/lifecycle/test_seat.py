@@ -4,13 +4,8 @@ from attrs import evolve
 
 from minfer.lifecycle.seat import growth_mark, publish_mark
 from minfer.records.messages import Submit
-from minfer.records.sequence import Running
+from tests.core.lifecycle.test_preempt import only
 from tests.core.test_engine import CONFIG, Bench, ask
-
-
-def only(bench: Bench) -> Running:
-    assert len(bench.state.running) == 1
-    return bench.state.running
 
 
 def test_a_seat_counts_from_what_is_known_and_ends_with_the_limit_or_the_context() -> (

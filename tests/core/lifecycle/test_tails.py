@@ -9,7 +9,6 @@ from attrs import evolve
 from minfer.blocks.keys import block_keys, is_tail, root_key, tail_key, tail_keys
 from minfer.engine import step
 from minfer.journal.redact_state import redacted_state
-from minfer.journal.replay import Journal, open_segments
 from minfer.policies.builtin import POLICIES, policy_named
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Admitted, Cancel, Emit, Event, Execute, Submit, Tick
@@ -18,6 +17,7 @@ from minfer.records.sequence import Place
 from minfer.records.state import Turn, initial
 from minfer.simulation.oracle import Oracle
 from minfer.testing.ledger import Ledger
+from tests.core.journal.made import opened
 from tests.core.journal.test_redact import SECRET, blind
 from tests.core.journal.test_redact_state import comparable
 from tests.core.test_engine import CONFIG, VOCAB, Bench, ask
@@ -218,7 +218,7 @@ def test_without_token_ids_the_same_is_decided() -> None:
     """From the beginning; and a snapshot of any state is that of the replay."""
     config = evolve(CONFIG, block_size=4, depth=2, num_blocks=14)
     log = played(config, Random(5), 200)
-    journal = Journal(open_segments({"run": blind(config, log)}))
+    journal = opened(blind(config, log))
     for mine, theirs in zip(log, journal.turns(), strict=True):
         state = redacted_state(config, mine.transition.state, SECRET)
         assert comparable(state) == comparable(theirs.transition.state), mine.number
