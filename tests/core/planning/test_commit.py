@@ -79,16 +79,6 @@ def test_log_probabilities_follow_their_tokens(others: int) -> None:
         assert tuple(tuple(-t.logprob for t in row) for row in one.logprobs) == one.tokens
 
 
-def two_at_fault(failures: int) -> Bench:
-    """Two requests whose common step has failed so often."""
-    bench = Bench(evolve(CONFIG, max_failures=5))
-    bench.give(Submit(ask("a", 5, 9)), Submit(ask("bb", 5, 9)))
-    for _ in range(failures):
-        bench.give(bench.oracle.fail("boom", halfway=False))
-    assert bench.state.faults == ((("a", 0), failures), (("bb", 0), failures))
-    return bench
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -23,15 +23,6 @@ def test_a_good_step_clears_the_faults_of_all_in_it() -> None:
     bench.drain()
 
 
-def test_a_good_step_of_one_sample_leaves_the_others_their_faults() -> None:
-    bench = two_at_fault(2)
-    assert len(bench.state.inflight[0].run_ids) == 1, "the first runs alone"
-    bench.turn()
-    assert bench.state.faults == ((("bb", 0), 2),)
-    bench.drain()
-    assert {done.reason for done in bench.ended.values()} == {"length"}
-
-
 def one_row_and_two() -> Bench:
     """Two requests, of which one has a row in the first step in flight, both in the
     second.

@@ -354,9 +354,8 @@ def test_the_policy_bounds_them(how: Speculation, answer: int, number: int) -> N
 
 
 @BOTH
-@pytest.mark.parametrize("answer", ["many", "raise", True, None, 2.0])
-def test_what_is_no_answer_is_overruled(how: Speculation, answer: Any) -> None:
-    config = evolve(SOLO, policy=Bounding(answer))
+def test_what_is_no_answer_is_overruled(how: Speculation) -> None:
+    config = evolve(SOLO, policy=Bounding("many"))
     bench = begun(how, ask("a", 3, 20), config=config)
     turn = bench.turn()
     assert bench.drafts(bench.plans[-1]) == {"a": 4}

@@ -9,13 +9,12 @@ from minfer.records.messages import (
     Admitted,
     Cancel,
     Discarded,
-    Emit,
     Executed,
     Failed,
     Submit,
 )
 from minfer.records.request import PromptOnly, Request
-from minfer.records.state import Transition
+from tests.core.planning.test_scored import emitted, served
 from tests.core.test_engine import CONFIG, Bench, ask
 from tests.core.world import pooled_reference
 
@@ -25,31 +24,11 @@ def pooled(name: str, length: int, how: str = "last", **more: Any) -> Request:
     return ask(name, length, 0, prompt_only=PromptOnly(how), root=root, **more)
 
 
-def vectors(turn: Transition) -> dict[str, bytes]:
-    return {
-        name: vector
-        for command in turn.commands
-        if isinstance(command, Emit) and command.pooled
-        for (name, _), vector in zip(command.ids, command.pooled, strict=True)
-        if vector
-    }
-
-
-def served(bench: Bench, *wishes: Request) -> dict[str, bytes]:
-    """Serve requests to their ends; returns the vectors."""
-    found = vectors(bench.turn(*map(Submit, wishes)))
-    for _ in range(200):
-        if not bench.state.requests:
-            return found
-        found |= vectors(bench.turn())
-    raise AssertionError("not drained")
-
-
 def test_chunks_of_a_prompt_yield_nothing_and_the_last_one_ends_it() -> None:
     bench = Bench()
     wishes = [pooled("a", 40), pooled("b", 23, "mean"), ask("c", 9, 5)]
     found = served(bench, *wishes)
-    assert found == {wish.id: pooled_reference(wish, 4) for wish in wishes[:2]}
+    assert found == {(wish.id, 0): pooled_reference(wish, 4) for wish in wishes[:2]}
     for wish in wishes[:2]:
         done = bench.ended[wish.id, 0]
         assert (done.reason, done.length) == ("length", 0)
@@ -67,7 +46,7 @@ def test_chunks_of_a_prompt_yield_nothing_and_the_last_one_ends_it() -> None:
 def test_a_prompt_may_take_the_whole_context_and_the_whole_cache() -> None:
     bench = Bench(evolve(CONFIG, num_blocks=16))
     wish = pooled("whole", 64)
-    assert served(bench, wish) == {"whole": pooled_reference(wish, 4)}
+    assert served(bench, wish) == {("whole", 0): pooled_reference(wish, 4)}
 
 
 def test_the_last_input_may_hit_and_a_mean_computes_all() -> None:
@@ -75,7 +54,7 @@ def test_the_last_input_may_hit_and_a_mean_computes_all() -> None:
     prompt = tuple(range(21))
     for name, how, hit in (("a", "mean", 0), ("b", "last", 20), ("c", "mean", 0)):
         wish = pooled(name, 0, how, prompt=prompt)
-        assert served(bench, wish) == {name: pooled_reference(wish, 4)}
+        assert served(bench, wish) == {(name, 0): pooled_reference(wish, 4)}
         (got,) = [one for one in bench.reasons_of(Admitted) if one.id == name]
         assert got.hit == got.cached == hit
     assert bench.state.blocks.available == CONFIG.num_blocks, "no twin was lost"
@@ -91,7 +70,7 @@ def test_a_mean_begins_again_where_its_prompt_begins_after_a_failure() -> None:
         assert len(bench.reasons_of(Discarded)) == 1
         assert bench.plans[-1].starts == (start,)
         assert len(bench.plans[-1].opens) == 1
-        assert served(bench) == {"a": pooled_reference(wish, 4)}
+        assert served(bench) == {("a", 0): pooled_reference(wish, 4)}
 
 
 def test_a_vector_that_is_none_fails_the_step_and_none_at_all_does_not() -> None:
@@ -109,5 +88,5 @@ def test_who_was_cancelled_has_no_vector() -> None:
     bench = Bench(evolve(CONFIG, depth=2))
     bench.give(Submit(pooled("a", 6)), Submit(pooled("b", 7)))
     bench.give(Cancel("a"))
-    assert set(vectors(bench.turn())) == {"b"}
+    assert set(emitted(bench.turn())) == {("b", 0)}
     assert bench.ended["a", 0].reason == "cancelled"

@@ -123,17 +123,6 @@ def test_a_prompt_runs_a_budget_and_a_quarter_ahead_of_its_window() -> None:
     bench.drain()
 
 
-class Late(FirstCome):
-    """Admits no request before a time."""
-
-    def __init__(self, time: float) -> None:
-        object.__setattr__(self, "time", time)
-
-    def admit_from(self, state: Any, load: Load) -> float:
-        del state, load
-        return float(vars(self)["time"])
-
-
 def test_who_has_not_been_looked_at_waits_for_a_step() -> None:
     bench = Bench()
     bench.give(Submit(ask("a", 4, 9)))

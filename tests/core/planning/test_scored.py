@@ -11,7 +11,6 @@ from minfer.records.messages import (
     Admitted,
     Discarded,
     Emit,
-    Executed,
     Preempted,
     Submit,
 )
@@ -137,15 +136,6 @@ def test_what_was_resumed_with_output_is_not_scored_again() -> None:
     found = served(bench, evolve(one, output=right[:2]))
     assert not found
     assert bench.out["a", 0] == right[2:]
-
-
-def test_what_is_reported_of_a_prompt_must_be_bytes() -> None:
-    bench = Bench()
-    bench.give(Submit(wish("a", 6, scored=True)))
-    done = bench.oracle.collect()
-    assert isinstance(done, Executed)
-    bench.give(Executed(done.step, done.yields, pooled=("x",)))  # type: ignore[arg-type]
-    assert len(bench.reasons_of(Discarded)) == 1
 
 
 @pytest.mark.parametrize("cost", [1, 2, 3])

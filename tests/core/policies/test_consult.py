@@ -151,6 +151,8 @@ def test_an_answer_that_can_be_used_is_taken(
         ("budget", math.nan, 16, "returned a float"),
         ("budget", 2**63, 16, "returned a number too large to hold"),
         ("drafts", None, 4, "returned a NoneType"),
+        ("drafts", True, 4, "returned a bool"),
+        ("drafts", 2.0, 4, "returned a float"),
     ],
 )
 def test_an_answer_that_is_none_gives_way_to_first_come(
