@@ -14,7 +14,7 @@ from minfer.sampling.reference_sampler import (
     next_token,
     scores,
 )
-from minfer.speculate.accept import TargetOutput, Verdict, mask_logits, same_noise
+from minfer.speculate.accept import TargetOutput, mask_logits, same_noise
 from minfer.speculate.rejection import chances
 from tests.core.speculate.tiny import PROMPT, VOCAB, Model, Setting, mask_after
 
@@ -79,24 +79,6 @@ def test_neither_number_nor_cut_of_drafts_matters(
         drafts = tuple(guessed[len(known) :])
         known += same_noise(setting.at(drafts, known), drafts).tokens
     assert list(known[2:]) == solo(setting, len(known) - 2)
-
-
-def test_no_draft_yields_the_token_that_is_due() -> None:
-    setting = Setting(Model(1), Model(2), RowSampling(seed=7, sample=1))
-    assert same_noise(setting.at(()), ()) == Verdict(tuple(solo(setting, 1)), 0)
-
-
-def test_accepted_drafts_do_not_count_the_token_after_them() -> None:
-    setting = Setting(Model(1), Model(2), RowSampling(seed=7, sample=1))
-    right = solo(setting, 4)
-    whole = same_noise(setting.at(right[:3]), right[:3])
-    assert (whole.accepted, whole.proposed, len(whole.tokens)) == (3, 3, 4)
-    wrong = (right[0], (right[1] + 1) % VOCAB, right[2])
-    short = same_noise(setting.at(wrong), wrong)
-    assert (short.accepted, short.proposed) == (1, 3)
-    assert short.tokens == tuple(right[:2]), (
-        "the right token comes in the wrong one's place"
-    )
 
 
 def test_counts_move_with_every_accepted_token() -> None:

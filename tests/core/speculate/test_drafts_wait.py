@@ -12,7 +12,6 @@ from tests.core.speculate.drafted import (
     HOSTED,
     ON_DEVICE,
     ROOMY,
-    Drafted,
     begun,
     model_wrong,
     nothing,
@@ -68,24 +67,6 @@ def test_stale_proposals_hold_up_nothing() -> None:
     assert bench.deep == 2
 
 
-def reported(bench: Drafted) -> list[Propose]:
-    """What was proposed in the last turn."""
-    return [one for one in bench.turns[-1].events if isinstance(one, Propose)]
-
-
-def test_proposals_that_no_row_may_have_block_nothing() -> None:
-    """Of more drafts than a budget that rows fill has room for."""
-    wish = ask("a", 6, 30)
-    config = evolve(ROOMY, max_num_seqs=2, max_num_batched_tokens=2)
-    bench = begun(HOSTED, wish, ask("bb", 6, 30), guess=nothing, config=config, turns=8)
-    bench.guess = lambda w, at: right(w, at) if w[:6] == wish.prompt else ()
-    for _ in range(4):
-        bench.turn()
-        assert ("a", 0) in {(one.id, one.sample) for one in reported(bench)}
-        assert bench.deep == 2
-        assert not bench.plans[-1].drafts
-
-
 def test_while_a_prompt_takes_all_of_the_budget_nothing_waits() -> None:
     config = evolve(ROOMY, max_num_batched_tokens=8)
     bench = begun(HOSTED, ask("a", 6, 40), guess=nothing, config=config, turns=2)
@@ -132,17 +113,6 @@ def test_in_steps_of_too_many_rows_nothing_waits() -> None:
     few = begun(evolve(HOSTED, rows=2), *wishes, turns=2)
     assert few.deep == 1
     assert few.plans[-1].drafts
-
-
-def test_for_as_many_rows_as_may_have_drafts_a_step_waits() -> None:
-    bench = begun(HOSTED, ask("a", 6, 40), guess=nothing, turns=2)
-    proposed = [Propose("a", 0, bench.state.running.known[0], (1,))]
-    state = keep_proposals(bench.config, bench.state, proposed).state
-    assert len(state.running) == 1
-    assert state.inflight
-    for rows in (0, 1, 2):
-        config = evolve(bench.config, speculation=evolve(HOSTED, rows=rows))
-        assert waits_for_results(config, state)
 
 
 def test_proposals_for_the_last_token_hold_up_nothing() -> None:

@@ -10,8 +10,6 @@ from minfer.journal.codec import dump, load
 from minfer.journal.projection import state_digest
 from minfer.journal.redact import redacted, redacted_config
 from minfer.journal.redact_state import redacted_state
-from minfer.journal.replay import Journal, open_segments
-from minfer.journal.writing import encode_journal
 from minfer.records.drafting import Proposed
 from minfer.records.messages import Cancel, Finish, Ignored, Preempted, Propose, Submit
 from minfer.records.speculation import MOST_DRAFTS
@@ -19,6 +17,7 @@ from minfer.records.state import initial
 from minfer.simulation.fork import Change, fork
 from minfer.speculate.proposing import keep_proposals
 from minfer.values.checks import LARGEST_TOKEN, ParameterError
+from tests.core.journal.reported import opened
 from tests.core.lifecycle.test_pausing import COST
 from tests.core.speculate.drafted import (
     BOTH,
@@ -205,10 +204,6 @@ def recorded(how: Any, guess: Any = right) -> Drafted:
     return bench
 
 
-def journal_of(bench: Drafted) -> Journal:
-    return Journal(open_segments({"run": encode_journal(bench.config, bench.turns)}))
-
-
 def mixed(whole: tuple[int, ...], known: int) -> tuple[int, ...]:
     """Half right."""
     return (right if known % 2 else wrong)(whole, known)
@@ -218,7 +213,7 @@ def mixed(whole: tuple[int, ...], known: int) -> tuple[int, ...]:
 @BOTH
 def test_a_journal_keeps_it_and_replays(how: Any) -> None:
     bench = recorded(how, mixed)
-    turns = [*journal_of(bench).turns()]
+    turns = [*opened(bench.config, bench.turns).turns()]
     assert [turn.events for turn in turns] == [turn.events for turn in bench.turns]
     for again, was in zip(turns, bench.turns, strict=True):
         assert again.transition.state == was.transition.state
@@ -270,5 +265,5 @@ def test_snapshots_and_digests_know_it() -> None:
 
 def test_in_a_fork_the_device_goes_on_drafting() -> None:
     bench = recorded(ON_DEVICE)
-    turns = [*fork(journal_of(bench), 6, Change(), COST).turns]
+    turns = [*fork(opened(bench.config, bench.turns), 6, Change(), COST).turns]
     assert not turns[-1].transition.state.requests
