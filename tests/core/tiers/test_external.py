@@ -13,7 +13,6 @@ from minfer.records.messages import (
     Loading,
     LostBlocks,
     Move,
-    Preempted,
     Recomputing,
     StoreBlocks,
     Submit,
@@ -110,24 +109,6 @@ def test_what_is_not_there_is_computed_and_not_believed_any_more() -> None:
     assert [key for one in bench.saves for key in one.keys] == [*keys_of(LONG)]
 
 
-def test_a_preempted_request_resumes_with_what_was_stored() -> None:
-    config = evolve(ALONE, num_blocks=9, max_model_len=40)
-    bench = External(config)
-    both = [ask("a", 8, max_tokens=20), ask("bb", 8, max_tokens=20)]
-    bench.turn(*map(Submit, both))
-    bench.settle()
-    assert bench.reasons_of(Preempted)
-    assert [one.id for one in bench.reasons_of(Loading)] == ["bb"]
-    for one in both:
-        assert bench.out[one.id, 0] == bench.right(one)
-
-
-def test_no_more_is_stored_at_once_than_allowed() -> None:
-    bench = External(storing=1)
-    bench.serve(LONG)
-    assert [len(one.keys) for one in bench.saves] == [1] * 4
-
-
 @pytest.mark.parametrize("external", [True, False])
 def test_a_store_that_fails_is_not_repeated(external: bool) -> None:
     config = evolve(
@@ -217,21 +198,6 @@ def test_the_faster_tier_is_chosen(
     [reason] = bench.reasons_of(Loading if chosen else Recomputing)
     assert (reason.kind is FETCH) == (chosen == "external")
     assert reason.recompute == 16
-
-
-def test_a_tier_with_more_of_a_prefix_saves_computing() -> None:
-    """The host tier has 2 of 4 blocks and is faster; the rest takes longer to compute
-    than to fetch.
-    """
-    costs: dict[str, Any] = {"choice": BY_COST, "token_seconds": 1.0}
-    config = evolve(BOTH, host=HostTier(pages=2, page_seconds=1.0, **costs))
-    bench = External(config, page_seconds=2.0, **costs)
-    bench.serve(LONG)
-    bench.serve(ask("small", 3, max_tokens=1))
-    bench.state = evolve(bench.state, blocks=External(config).state.blocks)
-    bench.serve(AGAIN)
-    [reason] = bench.reasons_of(Loading)
-    assert (reason.blocks, reason.kind, reason.seconds) == (4, FETCH, 8.0)
 
 
 def test_a_request_that_pushes_has_all_its_blocks_stored_again() -> None:
