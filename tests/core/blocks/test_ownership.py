@@ -9,13 +9,7 @@ from hypothesis import given, settings
 from minfer.blocks.ownership import NOTHING_EVICTED, Blocks, Transaction, blocks_for
 from minfer.blocks.pool import Pool
 from minfer.blocks.prefix import ROOT, Evicted, bundles, lookup, pages_of
-
-KEYS = tuple(bytes([i]) for i in range(200))
-
-
-def take(change: Transaction, count: int) -> tuple[int, ...] | None:
-    taken = change.take(count)
-    return taken.pages if taken else None
+from tests.core.blocks.test_prefix import KEYS, take
 
 
 def test_taking_blocks_reports_what_is_evicted() -> None:

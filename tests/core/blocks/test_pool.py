@@ -2,11 +2,7 @@
 
 from minfer.blocks.ownership import Blocks, Transaction
 from minfer.blocks.pool import Pool
-
-
-def take(change: Transaction, count: int) -> tuple[int, ...] | None:
-    taken = change.take(count)
-    return taken.pages if taken else None
+from tests.core.blocks.test_prefix import take
 
 
 def test_taking_and_giving_back() -> None:

@@ -79,21 +79,6 @@ def test_a_twin_stays_private_and_its_holder_stands_on_the_cached_one() -> None:
     assert change.available == 8
 
 
-def test_the_longest_unused_goes_first() -> None:
-    change = Transaction(Blocks(Pool(3)))
-    for key in KEYS[:3]:
-        table = take(change, 1)
-        assert table is not None
-        change.prefix.publish(ROOT, (key,), [table])
-    for i in (1, 0, 2):
-        change.prefix.release(KEYS[i])
-    change.prefix.hold(KEYS[1])
-    change.prefix.release(KEYS[1])  # used again: now the last to go
-    assert take(change, 1) == (0,)
-    assert take(change, 1) == (2,)
-    assert take(change, 1) == (1,)
-
-
 def test_a_parent_used_after_its_child_goes_after_what_is_older() -> None:
     change = Transaction(Blocks(Pool(3)))
     chain = take(change, 2)

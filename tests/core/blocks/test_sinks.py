@@ -16,10 +16,12 @@ from minfer.planning.prefix_hit import find_hit
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Admitted, Event, Executed, Submit
 from minfer.records.request import Request
-from minfer.records.state import EngineState, initial
+from minfer.records.state import initial
 from minfer.values.checks import ConfigError
 from minfer.values.pmap import Map
 from tests.circles import long
+from tests.core.blocks.test_groups import held
+from tests.core.blocks.test_window import ask
 from tests.core.world import VOCAB, World
 
 SIZE = 4
@@ -32,16 +34,6 @@ CONFIG = EngineConfig(
     vocab_size=VOCAB,
     groups=(CacheGroup(10, sink_tokens=5),),
 )
-
-
-def ask(name: str, length: int, max_tokens: int, n: int = 1) -> Request:
-    prompt = tuple(i % VOCAB for i in range(length))
-    return Request(id=name, prompt=prompt, max_tokens=max_tokens, n=n)
-
-
-def held(state: EngineState) -> int:
-    """Pages that running sequences hold."""
-    return state.blocks.pool.total - state.blocks.available
 
 
 @pytest.mark.parametrize(

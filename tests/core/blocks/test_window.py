@@ -13,7 +13,6 @@ from minfer.engine import step
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Admitted, Submit
 from minfer.records.request import Request
-from minfer.values.checks import ConfigError
 from minfer.values.pmap import Map
 from tests.circles import seeds
 from tests.core.world import VOCAB, World, run_swarm, tiny_config
@@ -132,8 +131,3 @@ def test_swarms_with_windows(seeds: range) -> None:
             preempted += run_swarm(seed, 30).preempted
     assert worlds > len(seeds) / 5
     assert preempted > len(seeds) / 8
-
-
-def test_a_window_of_one_is_none() -> None:
-    with pytest.raises(ConfigError, match="window"):
-        CacheGroup(1)
