@@ -32,11 +32,9 @@ NOT_RUN: Final = {
 # name.
 ALSO: Final = {
     "lifecycle/arrive.py": ("test_events.py", "tiers/test_external.py"),
-    "records/config.py": ("sampling/test_params.py",),
     "engine.py": ("test_events.py",),
     "policies/builtin.py": ("policies/test_policy_answers.py",),
     "records/policy.py": ("policies/test_policy_answers.py",),
-    "records/request.py": ("sampling/test_params.py",),
     "lifecycle/stop.py": ("test_events.py",),
     "planning/load.py": ("tiers/test_external.py", "tiers/test_tiers.py"),
     "records/tiers.py": ("tiers/test_external.py", "tiers/test_tiers.py"),

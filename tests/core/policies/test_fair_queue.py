@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from minfer.policies.builtin import Fair
 from minfer.policies.fair_queue import Account, Accounts, FairQueue
 from minfer.policies.fair_seats import FairSeats
 from minfer.records.policy import Load
@@ -159,9 +160,16 @@ def test_who_comes_once_with_a_name_or_class_of_its_own_fills_no_memory(
 
 
 @pytest.mark.parametrize(
-    "weight", [0, 0.0, -1, math.nan, math.inf, 2**63, True, "1", None]
+    "weight",
+    [
+        *(0, 0.0, -1, math.nan, math.inf, 2**63, True, "1", None),
+        pytest.param(10**5000, id="too long to write out"),
+    ],
 )
-def test_weights_are_numbers_above_nothing(weight: Any) -> None:
+@pytest.mark.parametrize("kind", [Fair, FairQueue])
+def test_weights_are_numbers_above_nothing(
+    kind: type[Fair | FairQueue], weight: Any
+) -> None:
     with pytest.raises(ConfigError, match="weights"):
-        FairQueue(Map({"a": weight}))
-    assert FairQueue(Map({"a": 1e-9, "b": 2**63 - 1})).weights["a"] == 1e-9
+        kind(Map({"a": weight}))
+    assert kind(Map({"a": 1e-9, "b": 2**63 - 1})).weights["a"] == 1e-9

@@ -21,13 +21,10 @@ from minfer.policies.builtin import (
 )
 from minfer.policies.fair_seats import FairSeats
 from minfer.records.policy import FirstCome, Load
-from minfer.records.request import Continuation, Request
+from minfer.records.request import Continuation
 from minfer.values.checks import ConfigError
 from minfer.values.pmap import Map
-
-
-def ask(prompt: int = 4, max_tokens: int = 10, **more: Any) -> Request:
-    return Request(id="r", prompt=(1,) * prompt, max_tokens=max_tokens, **more)
+from tests.core.policies.test_fair_queue import ask
 
 
 def load(**more: Any) -> Load:
@@ -135,15 +132,6 @@ def test_fair_forgets_clients_that_are_owed_nothing_when_there_are_many() -> Non
     assert more.limit == 6
     _, room = policy.rank(evolve(state, limit=4), ask(client="new"), 0.0)
     assert set(room.tags) == {"old", "even", "ahead", "new"}
-
-
-@pytest.mark.parametrize(
-    "weight", [0, 0.0, -1, math.nan, math.inf, 2**63, True, "1", None]
-)
-def test_weights_are_numbers_above_nothing(weight: Any) -> None:
-    with pytest.raises(ConfigError, match="weights"):
-        Fair(Map({"a": weight}))
-    assert Fair(Map({"a": 1e-9, "b": 2**63 - 1})).weights["a"] == 1e-9
 
 
 def test_the_window_opens_for_its_wait_and_is_shortened_by_who_is_in_a_hurry() -> None:

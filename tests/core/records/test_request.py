@@ -25,20 +25,20 @@ def ask(**more: Any) -> Request:
 
 
 SAMPLING: list[tuple[str, list[Any], list[Any]]] = [
-    ("n", [1, 128], [0, 129]),
+    ("n", [1, 128], [0, 129, 1.5, True]),
     (
         "temperature",
         [0, 0.0, 1.5, 100],
         [-1e-9, 100.1, math.nan, math.inf, "1", None, True],
     ),
-    ("top_p", [1e-9, 0.5, 1, 1.0], [0, 0.0, -1, 1.0001]),
-    ("top_k", [-1, 0, 2**31], [-2, 2**31 + 1]),
-    ("min_p", [0, 0.5, 1], [-0.001, 1.001]),
-    ("seed", [None, -(2**63), 2**63 - 1, 0], [-(2**63) - 1, 2**63]),
-    ("max_tokens", [None, 0, 1, 2**31], [-1, 2**31 + 1]),
-    ("prompt_logprobs", [None, 0, 20], [-1, 21]),
-    ("best_of", [None, 1, 128], [0, 129]),
-    ("logprobs", [None, 0, 20], [-1, 21]),
+    ("top_p", [1e-9, 0.5, 1, 1.0], [0, 0.0, -1, 1.0001, math.nan]),
+    ("top_k", [-1, 0, 2**31], [-2, 2**31 + 1, 0.5]),
+    ("min_p", [0, 0.5, 1], [-0.001, 1.001, math.nan, True]),
+    ("seed", [None, -(2**63), 2**63 - 1, 0], [-(2**63) - 1, 2**63, "x"]),
+    ("max_tokens", [None, 0, 1, 2**31], [-1, 2**31 + 1, 2.5]),
+    ("prompt_logprobs", [None, 0, 20], [-1, 21, True]),
+    ("best_of", [None, 1, 128], [0, 129, 1.0]),
+    ("logprobs", [None, 0, 20], [-1, 21, 1.5, True]),
     (
         "stop",
         ["a", ("a",) * 64, ("b" * 1024,), None, ()],
@@ -51,15 +51,21 @@ SAMPLING: list[tuple[str, list[Any], list[Any]]] = [
         [(-1,), (2**31 + 1,), tuple(range(257)), (1.0,), 7, (True,)],
     ),
     ("ignore_eos", [True, False], [1, 0, None]),
+    ("include_stop_str_in_output", [True, False], [1, "yes"]),
+    ("skip_special_tokens", [True, False], [0, None]),
     ("typical_p", [1e-9, 1], [0, 1.01]),
-    ("repetition_penalty", [1e-9, 2], [0, -1, 2.01]),
+    ("repetition_penalty", [1e-9, 2], [0, -1, 2.01, math.nan]),
     ("frequency_penalty", [-2, 2], [-2.01, 2.01, None]),
-    ("presence_penalty", [-2, 2], [-2.01, 2.01, None]),
-    ("min_tokens", [0, 16], [-1, 17, 1.0, None]),
+    ("presence_penalty", [-2, 2], [-2.01, 2.01, None, "x"]),
+    ("min_tokens", [0, 16], [-1, 17, 1.0, None, True]),
     ("logit_bias", [{}, {0: -100, 2**31: 100}], [{0: -101}, {2**31 + 1: 0}, {0.5: 0}]),
+    ("logit_bias", [None], [5, [5], {5: 101}, {5: math.nan}, {-1: 1}, {"5": 1}]),
+    ("logit_bias", [[(5, 1)]], [[(5, 1), (5, 2)], {True: 1}]),
     ("logit_bias", [dict.fromkeys(range(1024), 1)], [dict.fromkeys(range(1025), 1)]),
     ("allowed_token_ids", [[0, 2**31], range(2**16)], [[2**31 + 1], range(2**16 + 1)]),
+    ("allowed_token_ids", [None, [5]], [[], 5, [-1], [5, 2**31 + 1], [True]]),
     ("bad_words", [["x" * 128], ["x"] * 128], [["x" * 129], ["x"] * 129]),
+    ("bad_words", ["x"], [5, [5], [""]]),
 ]
 
 
@@ -76,19 +82,20 @@ def test_sampling_parameters_end_where_they_say(
         assert str(caught.value).startswith(f"{name}: ")
 
 
+HUGE = 10**5000  # too long for Python to write out
 REQUEST: list[tuple[str, list[Any], list[Any]]] = [
     ("id", ["", "x"], [1, None, b"x"]),
     ("client", ["", "x"], [1, None]),
     ("prompt_only", [None], ["last", 1]),
     ("needs_host_mask", [True, False], [1, None]),
-    ("max_tokens", [1, 2**63 - 1], [2**63, 0, -1, 1.0, None, True]),
-    ("n", [0, 2**63 - 1], [2**63, "1"]),
+    ("max_tokens", [1, 2**63 - 1], [2**63, HUGE, 0, -1, 1.0, None, True]),
+    ("n", [0, 2**63 - 1], [2**63, "1", True]),
     ("seed", [-(2**63), 2**63 - 1], [2**63, None]),
-    ("priority", [-(2**53), 2**53], [2**53 + 1, -(2**53) - 1, 0.5]),
+    ("priority", [-(2**53), 2**53], [2**53 + 1, -(2**53) - 1, 10**400, 0.5, math.nan]),
     ("deadline", [0, 0.5, math.inf], [-0.5, math.nan, "1", True]),
     ("sampling", [SamplingParams(n=2)], [None, {}]),
     ("stop_ids", [frozenset(), frozenset((0, 2**32 - 1))], [{1}, frozenset((-1,))]),
-    ("stop_ids", [], [frozenset((2**32,)), frozenset((1.0,)), (1,)]),
+    ("stop_ids", [], [frozenset((2**32,)), frozenset((1.0,)), frozenset("a"), (1,), [1]]),
     ("bad_words", [(), ((1,), (2, 3))], [[], ((),), ((-1,),), ((1.0,),), (1,)]),
     ("bad_words", [((1,) * 1024,)], [((1,) * 1025,), ((1,),) * 1025]),
     ("root", [b"", b"x"], ["", None]),
@@ -154,7 +161,11 @@ def test_keys_of_a_partial_block_are_two(wrong: Any) -> None:
 @pytest.mark.parametrize("name", ["prompt", "output"])
 def test_token_ids_are_of_32_bits_without_a_sign(name: str) -> None:
     assert ask(**{name: (0, 2**32 - 1)}).largest == 2**32 - 1
-    for wrong in ((-1,), (2**32,), (1.0,), ("a",), None, 5):
+    no_ids: tuple[Any, ...] = ((-1,), (2**32,), (1.0,), ("a",), (1, -1), (1, "a"))
+    for wrong in no_ids:
+        with pytest.raises(ParameterError, match="token ids must be whole numbers"):
+            ask(**{name: wrong})
+    for wrong in (*no_ids, None, 5, [1], "abc", b"abc"):
         with pytest.raises(ParameterError) as caught:
             ask(**{name: wrong})
         assert caught.value.param == name
