@@ -3,31 +3,23 @@
 from typing import Any
 
 import pytest
-from attrs import evolve, frozen
+from attrs import evolve
 
 from minfer.engine import step
-from minfer.policies.builtin import Priority
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Admitted,
-    Cancel,
     Emit,
     Event,
     Execute,
-    Executed,
-    Failed,
     Finish,
     Finished,
     Ignored,
-    Preempted,
-    QueueBlocked,
     Submit,
     Tick,
-    WakeAt,
 )
 from minfer.records.plan import Plan, SampleDeferred
-from minfer.records.policy import FirstCome, Load
-from minfer.records.request import PromptOnly, Request, SamplingParams
+from minfer.records.request import PromptOnly, Request
 from minfer.records.speculation import DEVICE, Speculation
 from minfer.records.state import EngineState, Transition, initial
 from minfer.simulation.oracle import Oracle
@@ -113,14 +105,7 @@ def ask(name: str, length: int = 6, max_tokens: int = 8, **more: Any) -> Request
     [
         (ask("a", prompt=()), "empty"),
         (ask("a", 64), "maximum context length is 64"),
-        (ask("a", 200), "maximum context length"),
         (ask("a", 65, max_tokens=0), "maximum context length is 64"),
-        (ask("a", n=0), "n must be"),
-        (ask("a", n=1000), "n must be"),
-        (ask("a", n=2, output=(1,)), "n must be"),
-        (ask("a", max_tokens=2, output=(1, 2)), "resumed with all"),
-        (ask("a", prompt=(1, VOCAB)), "token ids must be"),
-        (ask("a", prompt=(1, 2), output=(VOCAB,)), "token ids must be"),
     ],
 )
 def test_what_can_never_run_is_rejected_at_once(request_: Request, why: str) -> None:
@@ -134,14 +119,6 @@ def test_what_can_never_run_is_rejected_at_once(request_: Request, why: str) -> 
     assert bench.out["good", 0] == bench.right(good), "the others are served"
 
 
-def test_longer_than_the_whole_cache_is_rejected_and_a_tight_fit_runs() -> None:
-    bench = Bench(evolve(CONFIG, num_blocks=4))
-    bench.give(Submit(ask("big", 10, 8)), Submit(ask("fits", 10, 7)))
-    assert "need 5 KV blocks; the cache has 4" in bench.ended["big", 0].error
-    bench.drain()
-    assert bench.ended["fits", 0].reason == "length"
-
-
 def test_an_id_in_use_is_ignored_and_a_full_line_rejects() -> None:
     bench = Bench(evolve(CONFIG, max_waiting=2, max_num_seqs=1))
     bench.give(Submit(ask("a")))
@@ -151,26 +128,6 @@ def test_an_id_in_use_is_ignored_and_a_full_line_rejects() -> None:
         isinstance(r, Ignored) and "'a' is being served" in r.detail for r in turn.reasons
     )
     assert "line is full" in errors[0]
-
-
-def test_a_prompt_is_chunked_under_the_budget_while_others_decode() -> None:
-    bench = Bench()
-    short, long = ask("short", 3, 20), ask("long", 40, 4)
-    bench.turn(Submit(short))
-    bench.turn(Submit(long))
-    bench.drain()
-    assert (
-        max(sum(p.num_scheduled_tokens) for p in bench.plans)
-        <= CONFIG.max_num_batched_tokens
-    )
-    chunks = [
-        p.num_scheduled_tokens
-        for p in bench.plans
-        if len(p.rows) == 2 and max(p.num_scheduled_tokens) > 1
-    ]
-    assert chunks == [(1, 15), (1, 15), (1, 10)]
-    assert bench.out["short", 0] == bench.right(short)
-    assert bench.out["long", 0] == bench.right(long)
 
 
 def test_a_last_chunk_of_one_token_is_fed_by_the_host() -> None:
@@ -230,22 +187,6 @@ def test_salts_and_unknown_keys_do_not_share() -> None:
     assert [a.hit for a in bench.reasons_of(Admitted)] == [0, 0]
 
 
-def test_samples_fork_the_prompt_and_copy_its_tail() -> None:
-    bench = Bench()
-    request = ask("a", 10, 5, n=3, sampling=SamplingParams(temperature=1))
-    bench.give(Submit(request))
-    assert [h.cause for h in bench.reasons_of(QueueBlocked)] == ["sibling"]
-    bench.turn()
-    plan = bench.plans[-1]
-    assert plan.num_scheduled_tokens == (1, 1, 1)
-    assert [(c.count, c.source) for c in plan.copies] == [(1, 2), (1, 2)]
-    bench.drain()
-    assert [a.copied for a in bench.reasons_of(Admitted)] == [0, 1, 1]
-    outs = [bench.out["a", s] for s in range(3)]
-    assert outs == [bench.right(request, s) for s in range(3)]
-    assert len(set(outs)) == 3
-
-
 def test_a_copy_lost_with_its_plan_is_not_kv() -> None:
     bench = Bench()
     request = ask("a", 11, 5, n=2)
@@ -258,37 +199,6 @@ def test_a_copy_lost_with_its_plan_is_not_kv() -> None:
     assert not again.copies
     bench.drain()
     assert bench.out["a", 1] == bench.right(request, 1)
-
-
-def test_preempted_goes_back_to_its_place_and_loses_nothing() -> None:
-    bench = Bench(evolve(CONFIG, num_blocks=9, depth=2))
-    requests = [ask(name, 8, 24) for name in ("a", "bb", "ccc")]
-    bench.give(*map(Submit, requests))
-    bench.drain()
-    gone = bench.reasons_of(Preempted)
-    assert gone
-    assert all(p.id != "a" for p in gone), "the first in rank never gives way"
-    for request in requests:
-        assert bench.out[request.id, 0] == bench.right(request)
-    order = [f.id for f in bench.ended.values()]
-    assert order == ["a", "bb", "ccc"]
-
-
-def test_cancel_in_every_state() -> None:
-    bench = Bench(evolve(CONFIG, max_num_seqs=2, depth=2))
-    for name in ("a", "b", "c"):
-        bench.give(Submit(ask(name, 6, 30, n=2)))
-    bench.turn()
-    bench.turn(Cancel("a"))
-    assert {bench.ended["a", s].reason for s in (0, 1)} == {"cancelled"}
-    assert bench.state.fences, "plans in flight still name the blocks"
-    bench.turn(Cancel("c"), Cancel("c"), Cancel("unknown"))
-    assert len(bench.reasons_of(Ignored)) == 2
-    before = dict(bench.out)
-    bench.drain()
-    assert bench.out["a", 0] == before["a", 0]
-    assert bench.out["b", 1] == bench.right(ask("b", 6, 30, n=2), 1)
-    assert bench.state.blocks.available == CONFIG.num_blocks
 
 
 def test_the_text_layer_ends_samples_running_and_waiting() -> None:
@@ -328,19 +238,6 @@ def test_a_resumed_request_goes_on_where_it_was() -> None:
     bench.drain()
     assert bench.out["a", 0] == right[4:]
     assert bench.ended["a", 0].length == 9
-
-
-def test_a_failed_step_is_taken_back_with_its_successors() -> None:
-    bench = Bench(evolve(CONFIG, depth=2))
-    requests = [ask(name, 5, 9) for name in ("a", "bb")]
-    bench.give(*map(Submit, requests))
-    bench.turn()
-    assert len(bench.state.inflight) == 2
-    bench.give(bench.oracle.fail("out of memory", halfway=True))
-    assert [p.opens[0].index for p in bench.plans[-2:] if p.opens] == [0]
-    bench.drain()
-    for request in requests:
-        assert bench.out[request.id, 0] == bench.right(request)
 
 
 def test_a_restart_shares_what_is_known_and_its_plans_carry_the_rest() -> None:
@@ -387,111 +284,3 @@ def test_one_poisonous_request_fails_without_the_others() -> None:
     for request in good:
         assert bench.ended[request.id, 0].reason == "length"
         assert bench.out[request.id, 0] == bench.right(request)
-
-
-def test_results_that_cannot_be_count_as_failure() -> None:
-    for wrong in ((), ((1, 2),), ((VOCAB,),), ((-1,),), ([1],), ((1.5,),)):
-        bench = Bench()
-        request = ask("a", 3, 4)
-        bench.give(Submit(request))
-        bench.oracle.collect()
-        bench.give(Executed(0, wrong))  # type: ignore[arg-type]  # wrong on purpose
-        bench.drain()
-        assert bench.out["a", 0] == bench.right(request)
-
-
-def test_unknown_steps_are_ignored_and_skipped_ones_discard_all() -> None:
-    bench = Bench(evolve(CONFIG, depth=2))
-    request = ask("a", 3, 6)
-    bench.give(Submit(request), Executed(77, ()), Failed(77))
-    assert len(bench.reasons_of(Ignored)) == 2
-    second = bench.state.inflight[1]
-    bench.oracle.plans.clear()
-    bench.give(Executed(second.step, ((1,),)))
-    bench.drain()
-    assert bench.out["a", 0] == bench.right(request)
-
-
-def test_priority_displaces_for_a_row_and_for_blocks() -> None:
-    for config in (
-        evolve(CONFIG, max_num_seqs=1, policy=Priority(), depth=2),
-        evolve(CONFIG, num_blocks=8, policy=Priority(), depth=2),
-    ):
-        bench = Bench(config)
-        slow, urgent = ask("slow", 8, 20, priority=5), ask("urgent", 20, 4, priority=1)
-        bench.give(Submit(slow))
-        for _ in range(4):
-            bench.turn()
-        bench.turn(Submit(urgent))
-        bench.drain()
-        assert [p.id for p in bench.reasons_of(Preempted)] == ["slow"]
-        assert list(bench.ended) == [("urgent", 0), ("slow", 0)]
-        assert bench.out["slow", 0] == bench.right(slow)
-
-
-def test_watermark_keeps_blocks_for_those_who_run() -> None:
-    bench = Bench(evolve(CONFIG, num_blocks=7, watermark=4))
-    bench.give(Submit(ask("a", 8, 4)), Submit(ask("bb", 8, 4)))
-    assert [h.cause for h in bench.reasons_of(QueueBlocked)] == ["blocks"]
-    assert bench.reasons_of(QueueBlocked)[0].needs == 6
-    bench.turn()
-    assert len(bench.reasons_of(QueueBlocked)) == 1, "said once"
-    bench.drain()
-
-
-@frozen
-class Patient(FirstCome):
-    """Waits two seconds after an arrival, and takes few tokens at once."""
-
-    def admit_from(self, state: None, load: Load) -> float:
-        del state
-        return load.arrived + 2
-
-    def budget(self, state: None, load: Load) -> int:
-        del state
-        return min(load.budget, 5)
-
-
-def test_a_policy_may_wait_and_take_less() -> None:
-    bench = Bench(evolve(CONFIG, policy=Patient()))
-    turn = bench.give(Submit(ask("a", 9, 2)))
-    assert turn.commands == (WakeAt(3.0),)
-    bench.give()
-    turn = bench.give()
-    assert [
-        c.plan.num_scheduled_tokens for c in turn.commands if isinstance(c, Execute)
-    ] == [(5,)]
-    bench.drain()
-
-
-@frozen
-class Stubborn(FirstCome):
-    """Names victims that cannot be."""
-
-    def victim(self, state: None, ranks: tuple[Any, ...]) -> int:
-        del state
-        return -len(ranks)
-
-
-def test_a_policy_cannot_harm() -> None:
-    bench = Bench(evolve(CONFIG, num_blocks=9, policy=Stubborn()))
-    requests = [ask(name, 8, 24) for name in ("a", "bb", "ccc")]
-    bench.give(*map(Submit, requests))
-    bench.drain()
-    assert all(p.id != "a" for p in bench.reasons_of(Preempted))
-
-
-def test_many_different_stop_ids_are_all_looked_for() -> None:
-    config = evolve(CONFIG, vocab_size=100_000)
-    bench = Bench(config)
-    for i in range(12):
-        wide = frozenset(range(1000 * (i + 1), 1000 * (i + 1) + 100))
-        bench.give(Submit(ask(f"r{i}", 4, 2, stop_ids=wide)))
-        bench.drain()
-    assert len(bench.state.stops) < 600
-
-
-def test_time_never_goes_back() -> None:
-    bench = Bench()
-    state = step(CONFIG, bench.state, (Tick(5.0), Tick(3.0))).state
-    assert state.time == 5.0
