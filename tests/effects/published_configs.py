@@ -110,6 +110,18 @@ _TEXTS: Final = {
 "image_size": 896, "intermediate_size": 4304, "model_type": "siglip_vision_model",
 "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14,
 "vision_use_head": false}}""",
+    "Phi-3-mini-4k-instruct": """{"_name_or_path": "Phi-3-mini-4k-instruct",
+"architectures": ["Phi3ForCausalLM"], "attention_dropout": 0.0, "auto_map": {
+"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM":
+"modeling_phi3.Phi3ForCausalLM"}, "bos_token_id": 1, "embd_pdrop": 0.0,
+"eos_token_id": 32000, "hidden_act": "silu", "hidden_size": 3072,
+"initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 4096,
+"model_type": "phi3", "num_attention_heads": 32, "num_hidden_layers": 32,
+"num_key_value_heads": 32, "original_max_position_embeddings": 4096,
+"pad_token_id": 32000, "resid_pdrop": 0.0, "rms_norm_eps": 1e-05, "rope_scaling": null,
+"rope_theta": 10000.0, "sliding_window": 2047, "tie_word_embeddings": false,
+"torch_dtype": "bfloat16", "transformers_version": "4.40.2", "use_cache": true,
+"attention_bias": false, "vocab_size": 32064}""",
     "Mixtral-8x7B-Instruct-v0.1": """{"architectures": ["MixtralForCausalLM"],
 "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
 "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
@@ -131,5 +143,6 @@ BILLIONS: Final = {
     "GLM-4.5-Air": 106.8,
     "gpt-oss-20b": 20.9,
     "gemma-3-4b-it": 3.88,
+    "Phi-3-mini-4k-instruct": 3.82,
     "Mixtral-8x7B-Instruct-v0.1": 46.7,
 }

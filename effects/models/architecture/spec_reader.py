@@ -66,7 +66,7 @@ def parse_spec(
         original_context=_original_context(layers, context),
         dtype=read_dtype(reader, dtype),
         quantization=read_quantization(reader),
-        eos_ids=reader.ids("eos_token_id"),
+        eos_ids=reader.ids("eos_token_id") or family.eos_ids,
         norms=norms,
         embedding_scale=embedding_scale / residual_multiplier,
         logit_scale=logit_scale / _factor(reader, family.logit_divisor),

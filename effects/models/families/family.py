@@ -112,5 +112,6 @@ class Family:
     # each of them as one matrix.
     stored_qkv: str = ""
     stored_gate_up: str = ""
+    eos_ids: tuple[int, ...] = ()  # where a config has none, or null
     prefixes: tuple[str, ...] = ()  # further ones of tensors' names in checkpoints
     renamings: tuple[Renaming, ...] = ()

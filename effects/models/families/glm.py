@@ -14,8 +14,8 @@ _GLM: Final = {
     "rms_norm_eps": 1.5625e-7,
     "partial_rotary_factor": 0.5,
     "attention_bias": True,
-    "eos_token_id": [151329, 151336, 151338],
 }
+_ENDS: Final = (151329, 151336, 151338)
 ROWS: Final = (
     Family(  # GLM-4-9B
         "GlmForCausalLM",
@@ -25,6 +25,7 @@ ROWS: Final = (
         partial_rotary=True,
         interleaved_rotary=True,
         stored_gate_up="gate_up_proj",
+        eos_ids=_ENDS,
     ),
     Family(  # GLM-4-0414 and GLM-Z1
         "Glm4ForCausalLM",
@@ -38,6 +39,7 @@ ROWS: Final = (
         partial_rotary=True,
         interleaved_rotary=True,
         stored_gate_up="gate_up_proj",
+        eos_ids=_ENDS,
     ),
     Family(
         "Glm4MoeForCausalLM",

@@ -11,7 +11,7 @@ import transformers
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.config_reader import ModelConfigError, UnsupportedModelError
 from minfer.effects.models.families.table import FAMILIES
-from tests.effects.tiny_families import ROPES, config_of
+from tests.effects.tiny_families import ROPES, VARIANTS, config_of
 from tests.effects.tiny_model import expected_tensors, gqa_of, read_spec
 
 
@@ -70,6 +70,7 @@ def test_what_a_config_leaves_out_is_transformers_default(
 
 
 YARN, LLAMA3 = ROPES["yarn"], ROPES["llama3"]
+LONGROPE = VARIANTS["Phi3", "longrope"]["rope_parameters"]
 
 
 @pytest.mark.parametrize(
@@ -241,6 +242,57 @@ YARN, LLAMA3 = ROPES["yarn"], ROPES["llama3"]
             ["quantization"],
         ),
         ("Qwen3", {"head_dim": 15}, ModelConfigError, ["head_dim", "15"]),
+        *(
+            ("Granite", {key: value}, ModelConfigError, [key, str(value)])
+            for key, value in (
+                ("residual_multiplier", 0),
+                ("embedding_multiplier", "12"),
+                ("attention_multiplier", -0.5),
+                ("logits_scaling", 0.0),
+            )
+        ),
+        ("Llama", {"logits_scaling": 8}, UnsupportedModelError, ["logits_scaling", "8"]),
+        *(
+            ("SmolLM3", changes, ModelConfigError, names)
+            for changes, names in (
+                ({"no_rope_layers": [1, 0]}, ["no_rope_layers", "at least", "= 3"]),
+                ({"no_rope_layers": [1, 0, 2]}, ["no_rope_layers", "0 and 1"]),
+                ({"no_rope_layers": "all"}, ["no_rope_layers", "'all'"]),
+                (
+                    {"no_rope_layers": None, "no_rope_layer_interval": 0},
+                    ["no_rope_layer_interval", "0"],
+                ),
+            )
+        ),
+        (
+            "Olmo3",
+            {"rope_parameters": ROPES["linear"]},
+            ModelConfigError,
+            ["rope_parameters: rope_type is not known"],
+        ),
+        ("Glm4", {"hidden_act": "gelu"}, UnsupportedModelError, ["hidden_act", "gelu"]),
+        *(
+            ("Phi3", {"rope_parameters": LONGROPE | changes}, error, names)
+            for changes, error, names in (
+                (
+                    {"rope_type": "linear"},
+                    UnsupportedModelError,
+                    ["'linear'", "longrope"],
+                ),
+                ({"short_factor": [1.0]}, ModelConfigError, ["short_factor", "8"]),
+                ({"long_factor": [1.0] * 9}, ModelConfigError, ["long_factor", "8"]),
+                ({"long_factor": None}, ModelConfigError, ["long_factor", "None"]),
+                ({"long_factor": [0.0] * 8}, ModelConfigError, ["long_factor", "0.0"]),
+                ({"short_factor": [1e99] * 8}, ModelConfigError, ["short_factor"]),
+                ({"factor": -1.0}, ModelConfigError, ["factor", "-1.0"]),
+                ({"beta_fast": 1.0}, ModelConfigError, ["beta_fast is not a key"]),
+                (
+                    {"partial_rotary_factor": 0.2},
+                    ModelConfigError,
+                    ["rope_scaling", "factor"],
+                ),
+            )
+        ),
     ],
 )
 def test_what_is_refused_is_named(
