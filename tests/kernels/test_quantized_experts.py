@@ -50,8 +50,8 @@ def stored(leaf: Linear, scheme: Scheme) -> Linear:
 def widened(leaf: Linear) -> Linear:
     bias = None if leaf.bias is None else leaf.bias.float()
     weight = quantized.dequantize(leaf)
-    blank = {"scales": None, "zeros": None, "factors": None}
-    return evolve(leaf, weight=weight, scheme=PLAIN, bias=bias, **blank)
+    wide = evolve(leaf, weight=weight, scheme=PLAIN, bias=bias, scales=None)
+    return evolve(wide, zeros=None, factors=None)
 
 
 def check(case: Case, scheme: Scheme, tune: ExpertsTune | None) -> None:
