@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import minfer
 from minfer import LLM, AsyncLLM, ParameterError, SamplingParams
@@ -41,11 +40,6 @@ SETTINGS: dict[str, Any] = {
     "executor": "oracle",
 }
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

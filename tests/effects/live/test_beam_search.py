@@ -21,7 +21,6 @@ from minfer.records.messages import Admitted, Preempted, Submit
 from minfer.sampling.beam import MAX_BEAMS, MAX_CANDIDATES, NEVER
 from minfer.sampling.params import MAX_LOGPROBS
 from tests.circles import claimed
-from tests.effects.tiny_model import write_checkpoint
 
 SETTINGS: Final[dict[str, Any]] = {
     "dtype": "float32",
@@ -36,11 +35,6 @@ SOME: Final = [
     SEARCH_OPTIONS[index] for index in (0, 4, 8, 10, 14, 15, 18, 23, 25)
 ]  # of each a few
 Prompt = list[int]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_checkpoint(tmp_path_factory.mktemp("tiny")))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import pytest
 from minfer import LLM, SamplingParams
 from minfer.effects.live.client import EngineDied, EngineMessage, Snapshot, TurnOutputs
 from minfer.records.messages import Admitted, Missed, Preempted, QueueBlocked
-from tests.effects.tiny_model import write_checkpoint
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL: dict[str, Any] = {
@@ -46,12 +45,12 @@ def test_plain_is_plain() -> None:
 
 
 def test_messages_are_frozen_and_plain(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a run in which all kinds of reasons occur, and of an engine that breaks."""
     messages: list[EngineMessage] = []
     snapshots: list[Snapshot] = []
-    with LLM(str(write_checkpoint(tmp_path / "tiny")), **SMALL) as llm:
+    with LLM(folder, **SMALL) as llm:
         llm.client.listen(messages.append)
         llm.frontend.after.append(lambda: snapshots.append(llm.client.snapshot()))
         params = [

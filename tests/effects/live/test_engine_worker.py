@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from tests.core.recorded import Seen
 from tests.effects.served import Slow
 from tests.effects.text.grammars.one_by_one import OneByOne
 from tests.effects.tiny_model import write_checkpoint
+from tests.effects.waiting import until
 from tests.effects.watched import Watched
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -282,14 +282,6 @@ def settle(llm: LLM) -> None:
     assert llm.worker.thread is not None
     llm.worker.thread.join(60)
     assert not llm.client.working
-
-
-def until(so: Callable[[], bool]) -> None:
-    """Wait until it is so."""
-    end = time.monotonic() + 20
-    while not so():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 def pause(llm: LLM) -> None:

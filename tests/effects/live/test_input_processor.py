@@ -25,11 +25,10 @@ from tests.effects.tiny_model import write_checkpoint
 
 
 @pytest.fixture(scope="module")
-def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
-    folder = write_checkpoint(tmp_path_factory.mktemp("tiny"))
+def setup(folder: str) -> Setup:
     return prepare(
         EngineArgs(
-            model=str(folder),
+            model=folder,
             executor="oracle",
             max_model_len=64,
             num_gpu_blocks_override=8,

@@ -39,11 +39,6 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_checkpoint(tmp_path_factory.mktemp("tiny")))
-
-
-@pytest.fixture(scope="module")
 def llm(folder: str) -> Iterator[LLM]:
     with LLM(folder, **SETTINGS) as engine:
         yield engine

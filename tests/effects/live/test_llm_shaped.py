@@ -9,7 +9,7 @@ import pytest
 from minfer import LLM, SamplingParams
 from minfer.effects.cli.main import main
 from minfer.effects.live.errors import RequestError
-from tests.effects.tiny_model import EOS, write_checkpoint
+from tests.effects.tiny_model import EOS
 
 SETTINGS: dict[str, Any] = {
     "block_size": 8,
@@ -21,13 +21,8 @@ PROMPT = [3, 4, 5]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def llm(folder: Path) -> Iterator[LLM]:
-    with LLM(str(folder), **SETTINGS) as engine:
+def llm(folder: str) -> Iterator[LLM]:
+    with LLM(folder, **SETTINGS) as engine:
         yield engine
 
 
@@ -137,9 +132,9 @@ def test_samples_of_a_request_are_each_penalized_by_themselves(llm: LLM) -> None
 
 
 def test_a_journal_has_what_was_requested(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with LLM(str(folder), **SETTINGS, journal=str(tmp_path)) as llm:
+    with LLM(folder, **SETTINGS, journal=str(tmp_path)) as llm:
         tokens = drawn(
             llm,
             logit_bias={9: 3},

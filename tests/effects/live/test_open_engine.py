@@ -21,20 +21,14 @@ from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records.state import initial
 from minfer.simulation.oracle import Oracle
 from minfer.values.checks import ConfigError
-from tests.effects.tiny_model import write_checkpoint
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
-
-
-def prepared(folder: Path, **settings: Any) -> Setup:
+def prepared(folder: str, **settings: Any) -> Setup:
     small: dict[str, Any] = {"num_gpu_blocks_override": 64, "block_size": 8}
-    return prepare(EngineArgs(model=str(folder), **small, **settings))
+    return prepare(EngineArgs(model=folder, **small, **settings))
 
 
-def test_the_executor_that_was_requested(folder: Path) -> None:
+def test_the_executor_that_was_requested(folder: str) -> None:
     kinds = {"oracle": "Oracle", "dry": "DryExecutor", "torch": "TorchExecutor"}
     for name, kind in kinds.items():
         executor = open_executor(prepared(folder, executor=name), None)
@@ -42,23 +36,23 @@ def test_the_executor_that_was_requested(folder: Path) -> None:
         executor.close()
 
 
-def test_what_computes_nothing_knows_the_models_sizes(folder: Path) -> None:
+def test_what_computes_nothing_knows_the_models_sizes(folder: str) -> None:
     setup = prepared(folder, executor="oracle")
     oracle = open_executor(setup, None)
     assert isinstance(oracle, Oracle)
     assert oracle.vocab == setup.spec.vocab_size
-    dry = open_executor(prepared(folder, executor="dry"), Tokenizer(folder))
+    dry = open_executor(prepared(folder, executor="dry"), Tokenizer(Path(folder)))
     assert isinstance(dry, DryExecutor)
 
 
 def test_weights_that_are_missing_are_named_unless_they_are_made_up(
-    folder: Path, tmp_path: Path
+    folder: str, tmp_path: Path
 ) -> None:
     for name in ("config.json", "tokenizer.json"):
-        (tmp_path / name).write_bytes((folder / name).read_bytes())
+        (tmp_path / name).write_bytes(Path(folder, name).read_bytes())
     with pytest.raises(CheckpointError, match=str(tmp_path)):
-        open_executor(prepared(tmp_path), None)
-    open_executor(prepared(tmp_path, load_format="dummy"), None).close()
+        open_executor(prepared(str(tmp_path)), None)
+    open_executor(prepared(str(tmp_path), load_format="dummy"), None).close()
 
 
 @pytest.mark.parametrize(
@@ -75,7 +69,7 @@ def test_weights_that_are_missing_are_named_unless_they_are_made_up(
     ],
 )
 def test_memory_that_there_is_not_is_reported(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, target: str, says: str
+    folder: str, monkeypatch: pytest.MonkeyPatch, target: str, says: str
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise MemoryError("no room\nat all")
@@ -85,7 +79,7 @@ def test_memory_that_there_is_not_is_reported(
         open_executor(prepared(folder), None)
 
 
-def test_its_progress_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_progress_is_reported(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reported = list[StartProgress]()
     open_executor(prepared(folder), None, reported.append).close()
     assert reported == [StartProgress(WEIGHTS, 0, 1), StartProgress(WEIGHTS, 1, 1)]
@@ -113,7 +107,7 @@ def test_its_progress_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_an_executor_foresees_that_rows_have_fewer_drafts(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, config: Any, has_fewer: bool
+    folder: str, monkeypatch: pytest.MonkeyPatch, config: Any, has_fewer: bool
 ) -> None:
     """It is opened before costs are known, when the engine's own settings do not say yet
     that rows have as many as pay.
@@ -126,19 +120,19 @@ def test_an_executor_foresees_that_rows_have_fewer_drafts(
     target = "minfer.effects.execution.torch_executor.TorchExecutor"
     monkeypatch.setattr(target, executor)
     if config and config["method"] == "draft_model":
-        config = {**config, "model": str(folder)}
+        config = {**config, "model": folder}
     open_executor(prepared(folder, speculative_config=config), None)
     assert readied[-1].fewer_drafts == has_fewer
 
 
-def test_without_a_folder_there_is_no_journal(folder: Path) -> None:
+def test_without_a_folder_there_is_no_journal(folder: str) -> None:
     setup = prepared(folder, executor="oracle")
     assert open_journal(setup, open_executor(setup, None)) is None
 
 
 @pytest.mark.parametrize("executor", ["oracle", "torch"])
 def test_a_journal_says_what_it_was_made_with(
-    folder: Path, tmp_path: Path, executor: str
+    folder: str, tmp_path: Path, executor: str
 ) -> None:
     setup = prepared(folder, executor=executor, journal=tmp_path, seed=3)
     opened = open_executor(setup, None)
@@ -147,7 +141,7 @@ def test_a_journal_says_what_it_was_made_with(
     writer.close(initial(setup.config))
     opened.close()
     details = read_journal(tmp_path).about
-    assert details["model"] == str(folder)
+    assert details["model"] == folder
     assert details["executor"] == executor
     assert (details["dtype"], details["seed"], details["eager"]) == ("float32", 3, False)
     assert details["fingerprint"] == setup.fingerprint.hex()
@@ -157,7 +151,7 @@ def test_a_journal_says_what_it_was_made_with(
     assert details["kernels"] == {}  # there are none on the CPU
 
 
-def test_a_folder_that_cannot_be_written_is_named(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named(folder: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     setup = prepared(folder, executor="oracle", journal=tmp_path / "file")
     with pytest.raises(ConfigError, match="name a folder that can be written"):

@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import pytest
 
-from minfer.effects.live.constraints import grammar_masks
 from minfer.effects.live.constraints.grammar_masks import (
     STUCK_ERROR,
     GrammarMasks,
@@ -17,13 +16,6 @@ from minfer.effects.text.grammars.store import Grammars
 from minfer.records.messages import Cancel, Ignored, Pause
 from tests.effects.live.matchers import Clock, Counting, ask, counted
 from tests.effects.live.slow import SLOW, Engine, on, plain
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock_stub = Clock()
-    monkeypatch.setattr(grammar_masks, "time", clock_stub)
-    return clock_stub
 
 
 def quick_ones(clock: Clock, *names: str) -> Engine:

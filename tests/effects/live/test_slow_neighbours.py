@@ -3,19 +3,11 @@
 import pytest
 from attrs import evolve
 
-from minfer.effects.live.constraints import grammar_masks
 from minfer.records.request import Request
 from tests.effects.live.matchers import Clock, ask, counted
 from tests.effects.live.slow import CONFIG, SLOW, Engine, plain
 
 PER_MASK = 5  # turns that pass until a slow mask is there
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock_stub = Clock()
-    monkeypatch.setattr(grammar_masks, "time", clock_stub)
-    return clock_stub
 
 
 def pace(engine: Engine, *requests: Request) -> list[float]:

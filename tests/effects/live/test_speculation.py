@@ -6,7 +6,6 @@ from itertools import chain
 from typing import Any
 
 import pytest
-import torch
 
 from minfer import LLM, SamplingParams
 from minfer.analysis.drafts import sample_drafts, tally_of
@@ -59,14 +58,6 @@ MIXED = [
 ]
 REQUESTED = {"greedy": GREEDY, "sampled": SAMPLED, "mixed": MIXED}
 Config = Mapping[str, Any] | None
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def answers(

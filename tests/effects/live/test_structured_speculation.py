@@ -4,13 +4,12 @@ bundled model, on the CPU.
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import torch
 from attrs import define, field, frozen
 
 from minfer import LLM, RequestOutput, SamplingParams, StructuredOutputs
@@ -91,14 +90,6 @@ class Looking:
 
         executor.launch = launched
         driver.turn = turned  # type: ignore[method-assign]  # to see what it decided
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @frozen

@@ -17,15 +17,9 @@ from minfer.records.messages import Admitted, Preempted
 from tests.effects.served import Serving, Slow, events, serving
 from tests.effects.serving.raw_requests import asking
 from tests.effects.serving.test_metrics import read, settle
-from tests.effects.tiny_model import write_checkpoint
 from tests.effects.watched import Watched
 
 CAUSES = {"step", "rows", "blocks", "budget", "sibling", "policy", "share", "fault"}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_checkpoint(tmp_path_factory.mktemp("tiny")))
 
 
 def oracle(folder: str, **settings: Any) -> LLM:

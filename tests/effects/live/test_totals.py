@@ -3,7 +3,6 @@
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,7 +43,6 @@ from minfer.speculate.tally import NO_DRAFTS
 from tests.core.recorded import recorded, storm
 from tests.core.simulation.clocked import Run
 from tests.core.simulation.drafted import by_device, by_host
-from tests.effects.tiny_model import write_checkpoint
 
 PAIR = (("a", 0), ("b", 0))
 BOTH: Yields = ((5,), (6,))
@@ -180,10 +178,9 @@ def test_storms_are_counted_as_by_hand(
 
 @pytest.mark.long
 def test_a_steady_turn_costs_microseconds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times: list[float] = []
-    folder = str(write_checkpoint(tmp_path / "tiny"))
     sizes: dict[str, Any] = {
         "num_gpu_blocks_override": 512,
         "max_num_seqs": 64,

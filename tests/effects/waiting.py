@@ -1,0 +1,12 @@
+"""Waiting for what happens in other threads and processes."""
+
+import time
+from collections.abc import Callable
+
+
+def until(condition: Callable[[], object], seconds: float = 20) -> None:
+    """Wait until a condition holds, which must not take long."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
