@@ -57,9 +57,13 @@ def nothing_left(ends: Ends) -> None:
     assert not host._quarantine.waiting()
 
 
+def finished(ends: Ends, api_server: int = 0) -> list[Finished]:
+    outputs = [one for one in ends.heard[api_server] if isinstance(one, TurnOutputs)]
+    return [end for message in outputs for end in message.finished]
+
+
 def ended(ends: Ends, api_server: int = 0) -> list[tuple[str, str]]:
-    news = [one for one in ends.heard[api_server] if isinstance(one, TurnOutputs)]
-    return [(end.id, end.reason) for message in news for end in message.finished]
+    return [(end.id, end.reason) for end in finished(ends, api_server)]
 
 
 # --- what is said to whom ---------------------------------------------------------------
@@ -314,16 +318,8 @@ def evolve_hello(
     return msgspec.structs.replace(message, crashing=crashing)
 
 
-def finished(ends: Ends, api_server: int) -> list[Finished]:
-    outputs = [one for one in ends.heard[api_server] if isinstance(one, TurnOutputs)]
-    return [end for message in outputs for end in message.finished]
-
-
 def probing(emitted: list[bytes]) -> list[str]:
-    messages = map(wire.read_to_api_server, emitted)
-    return [
-        message.id for message in messages if isinstance(message, wire.ProbingRequest)
-    ]
+    return [name for name, _ in alone(emitted)]
 
 
 def test_suspects_run_isolated_and_all_fronts_know() -> None:
@@ -393,7 +389,7 @@ def test_what_an_engine_died_of_is_refused_by_all_fronts_and_engines() -> None:
         remote.check(evolve(bad, id="c", client="y"))
         remote.check(evolve(bad, id="c", max_tokens=7))
     assert ends.engine.cancelled == ["like it"]
-    assert [(end.id, end.reason) for end in finished(ends, 0)] == [("like it", "error")]
+    assert ended(ends) == [("like it", "error")]
     # An API server that has not heard of it yet sends it all the same.
     ends.host.receive(session, wire.SubmitRequests((evolve(bad, id="d"),)))
     messages = map(wire.read_to_api_server, emitted)

@@ -47,14 +47,17 @@ def settle(world: World, condition: Callable[[], bool], max_moves: int = 20_000)
     raise AssertionError("it never was so")
 
 
-def started(replicas: int = 3, api_servers: int = 1, policy: str = "prefix") -> World:
-    """A world in which all engines are ready, and all API servers know that."""
-    world = World(0, api_servers=api_servers, replicas=replicas, policy=policy)
-    remote_replicas = [
+def made_ready(world: World) -> World:
+    """The world, once all engines are ready, and all API servers know that."""
+    replicas = [
         one for api_server in world.api_servers for one in api_server.remote.replicas
     ]
-    settle(world, lambda: not any(replica.unready for replica in remote_replicas))
+    settle(world, lambda: not any(replica.unready for replica in replicas))
     return world
+
+
+def started(replicas: int = 3, api_servers: int = 1, policy: str = "prefix") -> World:
+    return made_ready(World(0, api_servers=api_servers, replicas=replicas, policy=policy))
 
 
 def quiet(world: World) -> bool:
@@ -133,11 +136,9 @@ def test_a_request_that_kills_ends_alone_and_spares_other_replicas(
     for seed in seeds:
         rng = Random(seed)
         poison = kills if n == 1 else evolve(kills, sample=rng.choice((None, 2)))
-        world = World(seed, 2, "bad", poison, replicas=replicas, policy=rng.choice(ALL))
-        remote_replicas = [
-            one for api_server in world.api_servers for one in api_server.remote.replicas
-        ]
-        settle(world, lambda: not any(replica.unready for replica in remote_replicas))  # noqa: B023 - at once
+        policy = rng.choice(ALL)
+        world = World(seed, 2, "bad", poison, replicas=replicas, policy=policy)
+        made_ready(world)
         bad = evolve(
             world.any_request(),
             id="bad",
@@ -482,10 +483,7 @@ def test_routers_know_what_is_cached_where(*, hostile: bool) -> None:
         if not hostile and not _ % 20:
             world.ask(world.api_servers[0], world.any_request())
     settle(world, lambda: quiet(world))
-    remote_replicas = [
-        one for api_server in world.api_servers for one in api_server.remote.replicas
-    ]
-    settle(world, lambda: not any(replica.unready for replica in remote_replicas))
+    made_ready(world)
     for replica in world.replicas:
         assert replica.host is not None
         replica.host.tick()

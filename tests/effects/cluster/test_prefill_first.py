@@ -13,7 +13,7 @@ from minfer.records.messages import Finished
 from minfer.records.request import Request, SamplingParams
 from tests.circles import seeds
 from tests.effects.cluster import world as worlds
-from tests.effects.cluster.test_placement import settle, where
+from tests.effects.cluster.test_placement import made_ready, settle, where
 from tests.effects.cluster.world import CONFIG, Frontend, World
 
 PROMPT = tuple(range(14))  # three full blocks
@@ -25,13 +25,16 @@ WHOLE = Request(
 )
 
 
-def started(prefillers: int = 1, replicas: int = 2) -> World:
-    """All engines are ready, and the API server knows that."""
-    world = World(0, api_servers=1, replicas=replicas, prefillers=prefillers)
-    [api_server] = world.api_servers
-    remote_replicas = api_server.remote.replicas
-    settle(world, lambda: not any(replica.unready for replica in remote_replicas))
-    return world
+def started(prefillers: int = 1, replicas: int = 2, elsewhere: int = 0) -> World:
+    return made_ready(
+        World(
+            0,
+            api_servers=1,
+            replicas=replicas,
+            prefillers=prefillers,
+            elsewhere=elsewhere,
+        )
+    )
 
 
 def handed(api_server: Frontend) -> int:
@@ -202,10 +205,9 @@ def test_without_an_engine_that_decodes_the_other_one_does_it_all() -> None:
 
 
 def test_an_engine_elsewhere_is_told_where_to_send() -> None:
-    world = World(0, api_servers=1, replicas=2, elsewhere=1)
+    world = started(prefillers=0, elsewhere=1)
     [api_server] = world.api_servers
     replicas = api_server.remote.replicas
-    settle(world, lambda: not any(replica.unready for replica in replicas))
     replicas[0].listens = ("0.0.0.0", 7)  # noqa: S104 - whatever it is dialled at
     replicas[1].local_address = "::1"
     sent, send = list[wire.ToEngine](), replicas[1].send
@@ -241,10 +243,8 @@ def test_an_engine_elsewhere_is_told_where_to_send() -> None:
 def test_an_engine_elsewhere_that_is_gone_for_good_is_not_waited_for(
     *, dies: bool
 ) -> None:
-    world = World(0, api_servers=1, replicas=2, elsewhere=1)
+    world = started(prefillers=0, elsewhere=1)
     [api_server] = world.api_servers
-    replicas = api_server.remote.replicas
-    settle(world, lambda: not any(replica.unready for replica in replicas))
     world.ask(api_server, WHOLE)
     assert where(api_server, "a") == 1
     [record] = api_server.remote._requests.all()
@@ -260,10 +260,9 @@ def test_an_engine_elsewhere_that_is_gone_for_good_is_not_waited_for(
 
 @pytest.mark.parametrize("ready", [False, True])
 def test_what_the_engine_elsewhere_refuses_is_computed_here(*, ready: bool) -> None:
-    world = World(0, api_servers=1, replicas=2, elsewhere=1)
+    world = started(prefillers=0, elsewhere=1)
     [api_server] = world.api_servers
     replicas = api_server.remote.replicas
-    settle(world, lambda: not any(replica.unready for replica in replicas))
     world.ask(api_server, WHOLE)
     assert where(api_server, "a") == 1
     if not ready:

@@ -41,15 +41,9 @@ from minfer.effects.net.handshake import Terms, accept_handshake
 from minfer.records.messages import Admitted
 from tests.effects.cluster.ends import READY, MadeUp, names_of, request
 from tests.effects.cluster.plain import plain
+from tests.effects.waiting import until
 
 TOKEN = 100_000  # five bytes on the line
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 @define(eq=False)

@@ -9,13 +9,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from attrs import define, field
 
 from minfer.effects.cli.main import main
+from tests.effects.waiting import until
 
 SCRIPT = [sys.executable, "-m", "tests.effects.serving.supervised"]
 PATIENCE = 10.0  # seconds for what takes some hundredths
@@ -72,13 +73,6 @@ def alive(number: int) -> bool:
     except OSError:
         return False
     return state != "Z"
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @contextlib.contextmanager
