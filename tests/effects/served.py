@@ -31,6 +31,7 @@ from minfer.records.messages import (
 )
 from minfer.records.plan import Plan, SampleDeferred
 from minfer.records.state import EngineState, Transition, Turn
+from tests.effects.waiting import until
 
 
 class Slow:
@@ -97,12 +98,16 @@ class Serving:
     def get(self, path: str) -> httpx.Response:
         return self.http.get(self.url + path)
 
-    def until(self, true: Callable[[], bool]) -> None:
-        """Wait until something is the case, which must not take long."""
-        end = time.monotonic() + 20
-        while not true():
-            assert time.monotonic() < end
-            time.sleep(0.001)
+    def prompt_of(self, **body: Any) -> str:
+        """The prompt of a conversation, as the server counts it."""
+        answer = self.http.post(f"{self.url}/tokenize", json=body)
+        assert answer.status_code == 200, answer.text
+        assert self.llm.tokenizer is not None
+        return self.llm.tokenizer.decode(answer.json()["tokens"])
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds, which must not take long."""
+        until(condition)
 
     def idle(self) -> None:
         """Wait until no request is served."""

@@ -2,12 +2,12 @@
 
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 from attrs import define, field
 
 from minfer.effects.execution.running.background import Background
+from tests.effects.waiting import until
 
 WAIT = 0.02
 
@@ -30,13 +30,6 @@ class Owner:
 
     def background(self) -> Background:
         return Background(self.piece, quiet=lambda: self.quiet, lock=self.lock, wait=WAIT)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def test_all_of_it_is_done_with_the_lock_and_then_the_thread_ends() -> None:

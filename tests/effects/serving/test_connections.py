@@ -5,7 +5,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
@@ -21,6 +21,7 @@ from minfer.effects.serving.wire.connections import (
     bounded,
 )
 from minfer.effects.serving.wire.shared_counts import SharedCount
+from tests.effects.waiting import until
 
 HEADER: Final = 0.3  # seconds
 STALL: Final = 0.4  # seconds
@@ -264,10 +265,3 @@ def test_connections_of_other_processes_count_too() -> None:
             assert second.recv(65536).startswith(b"HTTP/1.1 200")
             assert counts.total == 2
         until(lambda: counts.total == 1)
-
-
-def until(condition: Callable[[], bool], seconds: float = 5) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)

@@ -144,24 +144,15 @@ def test_a_server_says_at_its_start_that_it_knows_no_format(
     assert all(name in line for name in (*TOOLS, "none"))
 
 
-def text_of(served: Serving, path: str, **body: Any) -> str:
-    """The prompt of a conversation, as the server counts it."""
-    answer = served.http.post(f"{served.url}/{path}", json=body)
-    assert answer.status_code == 200, answer.text
-    assert served.llm.tokenizer is not None
-    return served.llm.tokenizer.decode(answer.json()["tokens"])
-
-
 @pytest.mark.parametrize("messages", [MESSAGES, LARGE], ids=["small", "large"])
 def test_variables_of_all_requests_come_behind_their_own(
     flavoured: Serving, messages: Any
 ) -> None:
     user_text = messages[0]["content"]
-    assert text_of(flavoured, "tokenize", messages=messages) == f"<user>{user_text}sweet"
+    assert flavoured.prompt_of(messages=messages) == f"<user>{user_text}sweet"
     own_fields = {"chat_template_kwargs": {"flavour": "sour"}}
     assert (
-        text_of(flavoured, "tokenize", messages=messages, **own_fields)
-        == f"<user>{user_text}sour"
+        flavoured.prompt_of(messages=messages, **own_fields) == f"<user>{user_text}sour"
     )
     lengths = [len(f"<user>{user_text}{flavour}") for flavour in ("sweet", "sour")]
     for fields, length in zip(({}, own_fields), lengths, strict=True):
@@ -180,7 +171,7 @@ def test_variables_of_all_requests_come_behind_their_own(
 def test_workers_render_as_the_server_does(folder: str) -> None:
     bounds = ServerBounds(workers=1)
     with serving(folder, **SWEET, **SETTINGS, service={"bounds": bounds}) as server:
-        text = text_of(server, "tokenize", messages=LARGE)
+        text = server.prompt_of(messages=LARGE)
         assert text.endswith("sweet")
         assert server.service.receiver.pool.pids
 

@@ -9,7 +9,7 @@ import pytest
 from minfer.effects.serving.client_errors import ENGINE_STOPPED
 from tests.effects.served import events, serving
 from tests.effects.serving.raw_requests import SLOW
-from tests.effects.serving.test_connections import until
+from tests.effects.waiting import until
 
 
 @pytest.mark.long

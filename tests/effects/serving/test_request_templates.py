@@ -66,13 +66,6 @@ def trusting(folder: str) -> Iterator[Serving]:
             yield server
 
 
-def text_of(server: Serving, **fields: Any) -> str:
-    answer = server.http.post(f"{server.url}/tokenize", json=fields)
-    assert answer.status_code == 200, answer.text
-    assert server.llm.tokenizer is not None
-    return server.llm.tokenizer.decode(answer.json()["tokens"])
-
-
 def chat(server: Serving, template: Any, messages: Any = CHAT, **fields: Any) -> Any:
     body = {"messages": messages, "max_tokens": 2, "chat_template": template, **fields}
     return server.post("chat/completions", **body)
@@ -124,8 +117,8 @@ def test_templates_of_requests_render_as_in_transformers(
             )
             fields = {"messages": messages, "chat_template": OWN, **options}
             kwargs = {"chat_template_kwargs": {"mood": "glad"}}
-            assert text_of(trusting, **fields, **kwargs) == expected
-    assert text_of(trusting, messages=CHAT) == "<user>hi<assistant>"
+            assert trusting.prompt_of(**fields, **kwargs) == expected
+    assert trusting.prompt_of(messages=CHAT) == "<user>hi<assistant>"
     answer = chat(trusting, OWN)
     assert answer.status_code == 200
     assert answer.json()["usage"]["prompt_tokens"] == len("[user]hi[A]")
@@ -169,7 +162,7 @@ def test_what_is_no_template_or_too_long(trusting: Serving) -> None:
         error = chat(trusting, template).json()["error"]
         assert error["param"] == "chat_template"
         assert message in error["message"]
-    assert text_of(trusting, messages=CHAT, chat_template="") == ""
+    assert trusting.prompt_of(messages=CHAT, chat_template="") == ""
     deep = '{"messages": [], "chat_template": ' + "[" * 10_000 + "]" * 10_000 + "}"
     url = f"{trusting.url}/v1/chat/completions"
     headers = {"content-type": "application/json"}

@@ -14,7 +14,7 @@ import pytest
 from minfer.effects.serving.observability.live_view import MAX_VIEWERS
 from minfer.effects.serving.wire.shared_counts import SharedCount, SharedCounts
 from tests.effects.serving.process_deaths import API_SERVERS, server
-from tests.effects.serving.test_connections import until
+from tests.effects.waiting import until
 
 CONNECTIONS = 40
 MORE = 8  # than are let in

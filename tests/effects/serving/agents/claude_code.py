@@ -16,6 +16,7 @@ from attrs import frozen
 
 VERSION: Final = "2.1.332"
 PACKAGE: Final = f"@anthropic-ai/claude-code@{VERSION}"
+CONTEXT: Final = 400_000  # of the model, whose tokens are bytes
 INSTALL_SECONDS: Final = 300
 RUN_SECONDS: Final = 120
 

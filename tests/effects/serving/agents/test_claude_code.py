@@ -5,7 +5,6 @@ program's own prompts and tools, HTTP, the chat template, the parser of calls.
 """
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from tests.effects.scripted import Script, hermes, write_talker
 from tests.effects.served import Serving, serving
 from tests.effects.serving.agents.claude_code import (
+    CONTEXT,
     VERSION,
     ClaudeCode,
     NotInstalledError,
@@ -22,15 +22,7 @@ from tests.effects.serving.agents.claude_code import (
 )
 
 pytestmark = pytest.mark.long
-CONTEXT = 400_000  # a token is a byte
 DONE = "All is done."
-
-
-@pytest.fixture(scope="module")
-def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    path = write_talker(tmp_path_factory.mktemp("talker"), context=CONTEXT)
-    with serving(path, executor="dry", num_gpu_blocks_override=60_000) as server:
-        yield server
 
 
 @pytest.fixture

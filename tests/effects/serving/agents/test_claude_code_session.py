@@ -4,7 +4,7 @@ what was sent before is a prefix hit.
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -14,22 +14,14 @@ from minfer.effects.proxy.prompt_keys import read_fields, text_keys
 from minfer.effects.serving.anthropic.conversation import BILLING_PREFIX
 from minfer.effects.serving.anthropic.create_message import MessagesBody
 from minfer.effects.text.chat_templates import ChatTemplateError
-from tests.effects.scripted import TEMPLATE, say, write_talker
-from tests.effects.served import Serving, serving
+from tests.effects.scripted import TEMPLATE, say
+from tests.effects.served import Serving
 from tests.effects.serving.agents.record_claude_code import Session
 from tests.effects.text.system_templates import SHORT, public_templates
 
 HISTORY = 0.95  # the least share of what was sent before that is a prefix hit
-CONTEXT = 400_000
 SLACK = 1  # blocks at the end of a prompt whose text goes on in the next
 QUESTION = 6  # the turn in which the user asks for more
-
-
-@pytest.fixture(scope="module")
-def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    path = write_talker(tmp_path_factory.mktemp("talker"), context=CONTEXT)
-    with serving(path, executor="dry", num_gpu_blocks_override=60_000) as server:
-        yield server
 
 
 def bodies() -> list[dict[str, Any]]:

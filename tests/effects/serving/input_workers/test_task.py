@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,6 @@ from tests.effects.scripted import write_talker
 
 MODELS = Models(("bundled",), 0, 2048)
 MESSAGES = [{"role": "user", "content": "Write a Python function is_prime."}]
-
-
-@pytest.fixture(scope="module")
-def llm() -> Iterator[AsyncLLM]:
-    with contextlib.closing(AsyncLLM(executor="dry")) as llm:
-        yield llm
 
 
 @pytest.fixture(scope="module")

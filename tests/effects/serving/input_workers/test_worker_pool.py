@@ -1,11 +1,10 @@
 """Bodies are prepared in turn, in bounded time, and only while they are wanted."""
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
@@ -24,12 +23,6 @@ from minfer.effects.serving.input_workers.worker_pool import SMALL_BODY_BYTES, W
 from minfer.effects.serving.openai.completions import ENDPOINT
 from minfer.effects.serving.request_parsing.model_names import Models
 from minfer.effects.serving.tokens.tokenize import QUERY_ENDPOINT as TOKENIZE
-
-
-@pytest.fixture(scope="module")
-def llm() -> Iterator[AsyncLLM]:
-    with contextlib.closing(AsyncLLM(executor="dry")) as llm:
-        yield llm
 
 
 def body(**fields: Any) -> bytes:
