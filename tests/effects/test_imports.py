@@ -20,6 +20,9 @@ HEAVY = {
     "jinja2",
     "tqdm",
     "llguidance",
+    "starlette",
+    "aiohttp",
+    "pydantic",
 }
 # The promises are 0.15 s and 0.4 s on an idle machine. A test may run beside others on a
 # busy one, where everything takes several times as long; a torch import would still be
@@ -72,6 +75,17 @@ except SystemExit:
     pass
 """
     assert loaded_by(code) == set()
+
+
+def test_commands_without_a_model_load_little() -> None:
+    """One after the other, in one process."""
+    code = """
+import minfer.effects.runs.view_command
+from minfer.effects.cli.main import main
+assert main(["simulate", "poisson:rate=12,requests=20,prompt=700,output=30"]) == 0
+assert main(["status", "http://127.0.0.1:9"]) == 2
+"""
+    assert loaded_by(code) <= {"jinja2", "tokenizers", "tqdm"}
 
 
 @pytest.mark.long

@@ -4,8 +4,6 @@ import contextlib
 import json
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -179,16 +177,6 @@ def test_a_key_that_no_header_can_have_is_not_printed(
     message = capsys.readouterr().err
     assert "the API key" in message
     assert "ret" not in message.replace("MINFER", "").replace("character", "")
-
-
-def test_it_needs_no_torch() -> None:
-    code = (
-        "import sys; from minfer.effects.cli.main import main\n"
-        "assert main(['status', 'http://127.0.0.1:9']) == 2\n"
-        "print(*{'torch', 'starlette', 'aiohttp', 'pydantic'} & {*sys.modules})"
-    )
-    run = [sys.executable, "-c", code]
-    assert subprocess.check_output(run, text=True, stderr=subprocess.DEVNULL) == "\n"
 
 
 @pytest.mark.parametrize(

@@ -304,16 +304,6 @@ def test_runs_can_be_kept_as_journals(
         assert repeated["tpot"]["p50"] == pytest.approx(twin["tpot"]["p50"], rel=0.05)
 
 
-def test_it_needs_no_torch() -> None:
-    code = f"""
-import sys
-from minfer.effects.cli.main import main
-main(["simulate", {SMALL!r}, "--requests", "20"])
-assert not {{"torch", "transformers", "numpy"}} & set(sys.modules), sorted(sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

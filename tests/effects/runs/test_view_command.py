@@ -1,8 +1,6 @@
 """`minfer view`: the page of a journal, written whole or not at all."""
 
 import argparse
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -82,11 +80,3 @@ def test_what_cannot_be_shown_or_written_is_reported_and_leaves_nothing(
     with pytest.raises(ViewError, match="folder: "):
         write_page(tmp_path / "folder", "run", config, turns)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["empty.journal", "folder"]
-
-
-def test_viewing_needs_no_torch() -> None:
-    code = "import sys, minfer.effects.runs.view_command; print('torch' in sys.modules)"
-    completed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert completed.stdout.strip() == "False"
