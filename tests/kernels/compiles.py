@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -55,27 +54,14 @@ from minfer.kernels.leaves import (
 from minfer.kernels.row_state import Penalties, RowTensors, StepInputs
 from minfer.kernels.sample_reference import SamplingValues
 
+from .specialization import Elsewhere
+
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB, BLOCK = 3584, 18_944, 28, 4, 128, 152_064, 64
 QKV = (HEADS + 2 * KV_HEADS) * DIM
 LATENT, ROTATED = 512, 64  # of DeepSeek's MLA
+HOPPER = (9, 0)
 SHARED = 227 << 10  # bytes of shared memory that a program may have
 run, seen = JITFunction.run, set[object]()
-
-
-class Hopper:
-    """What Triton asks of a driver while it compiles."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def set_current_device(self, device: int) -> None:
-        pass
-
-    def get_current_stream(self, device: int) -> int:
-        return device
 
 
 def compiled(
@@ -338,7 +324,7 @@ def expanded() -> None:
 
 
 def main(skip_slow: bool) -> None:
-    driver.set_active(Hopper())
+    driver.set_active(Elsewhere(HOPPER))
     JITFunction.run = compiled
     kernels.interpreting = True  # kernels take tensors of the CPU
     torch.nn.functional.linear = lambda x, weight, *_: x.new_empty(

@@ -32,7 +32,8 @@ from minfer.kernels.leaves import (
 )
 from minfer.kernels.quantized_kernels import dequantized, round_rows
 
-from .compiles import HIDDEN, INNER, QKV, Hopper, compiled, half, ints
+from .compiles import HIDDEN, HOPPER, INNER, QKV, compiled, half, ints
+from .specialization import Elsewhere
 
 SCHEMES = (
     FP8,
@@ -95,7 +96,7 @@ def multiplied(x: Tensor, weight: Tensor, *_: object) -> Tensor:
 
 
 def main(skip_slow: bool) -> None:
-    driver.set_active(Hopper())
+    driver.set_active(Elsewhere(HOPPER))
     JITFunction.run = compiled
     kernels.interpreting = True  # kernels take tensors of the CPU
     setattr(torch.nn.functional, "linear", multiplied)  # noqa: B010  # of another type

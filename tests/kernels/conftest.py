@@ -49,6 +49,15 @@ if not CUDA:
     interpreter._patch_lang = patch_once
 
 
+def ints(values: object, device: str) -> torch.Tensor:
+    return torch.as_tensor(values).to(device, torch.int32)
+
+
+def drawn(below: int, *shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randint(below, shape, generator=generator)
+
+
 @pytest.fixture(autouse=True)
 def interpreting() -> Iterator[None]:
     """Kernels are interpreted, and not replaced by their references, if there

@@ -1,7 +1,5 @@
 """What rows keep between steps, against plain indexing."""
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
@@ -9,18 +7,10 @@ from torch import Tensor
 from minfer.kernels.row_state import RowTensors, StepInputs
 from minfer.kernels.rows import advance, gather, scatter
 
+from .conftest import drawn, ints
+
 SCRATCH, BLOCK_SIZE = 400, 16
 UNWRITTEN = -5
-
-
-def ints(values: Tensor, device: str) -> Tensor:
-    return values.to(device, torch.int32)
-
-
-def drawn(below: int, *shape: int) -> Tensor:
-    return torch.randint(
-        below, shape, generator=torch.Generator().manual_seed(math.prod(shape))
-    )
 
 
 def distinct(below: int, count: int) -> Tensor:

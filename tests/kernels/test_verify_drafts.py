@@ -7,22 +7,15 @@ from torch import Tensor
 from minfer.kernels.row_state import RowTensors
 from minfer.kernels.verify_drafts import accept_drafts, write_draft_inputs
 
+from .conftest import drawn, ints
+
 SCRATCH = 400
 MADE_BY_MODEL = -1
-
-
-def ints(values: object, device: str) -> Tensor:
-    return torch.as_tensor(values).to(device, torch.int32)
 
 
 def state_of(last: Tensor, next_: Tensor, device: str) -> RowTensors:
     table = torch.empty(0, dtype=torch.int32, device=device)
     return RowTensors(ints(last, device), ints(next_, device), table, SCRATCH)
-
-
-def drawn(below: int, *shape: int) -> Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randint(below, shape, generator=generator)
 
 
 @pytest.mark.parametrize("by_model", [False, True])
