@@ -3,6 +3,7 @@ what became of drafts.
 """
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 from attrs import define, field
@@ -22,33 +23,37 @@ def speculation(drafter: str, drafts: int, rule: str = SAME_NOISE) -> Speculatio
     return Speculation(drafter=drafter, drafts=drafts, rule=rule, adaptive=False)
 
 
+def watch_steps(run: Run, done: Callable[[Plan, Executed | Failed], object]) -> None:
+    """Have `done` called with what goes to the executor of a run, and with what comes
+    back.
+    """
+    executor: Any = run.driver.executor
+    launch, collect = executor.launch, executor.collect
+    plans: dict[int, Plan] = {}
+
+    def launched(plan: Plan) -> None:
+        plans[plan.step] = plan
+        launch(plan)
+
+    def collected() -> Executed | Failed:
+        result: Executed | Failed = collect()
+        done(plans.pop(result.step), result)
+        return result
+
+    executor.launch, executor.collect = launched, collected
+
+
 @define
 class Tally:
     """Counts the drafts that an executor was told to verify, and those it accepted."""
 
     proposed: int = 0
     accepted: int = 0
-    plans: dict[int, Plan] = field(factory=dict)
 
-    def watch(self, run: Run) -> None:
-        """Look at what goes to the executor of a run, and at what comes back."""
-        executor: Any = run.driver.executor
-        launch, collect = executor.launch, executor.collect
-
-        def launched(plan: Plan) -> None:
-            self.plans[plan.step] = plan
-            launch(plan)
-
-        def collected() -> Executed | Failed:
-            result: Executed | Failed = collect()
-            if isinstance(result, Executed):
-                self.add(self.plans[result.step], result)
-            return result
-
-        executor.launch, executor.collect = launched, collected
-
-    def add(self, plan: Plan, result: Executed) -> None:
+    def add(self, plan: Plan, result: Executed | Failed) -> None:
         """A step is done."""
+        if isinstance(result, Failed):
+            return
         for draft in plan.drafts:
             self.proposed += plan.num_scheduled_tokens[draft.index] - 1
             self.accepted += len(result.yields[draft.index]) - 1
@@ -98,7 +103,7 @@ def guessing(
     guesses = Guesses(answers, right, random.Random(max_drafts))
     run.driver.drafts = HostDrafts(run.config, guesses)
     tally = Tally()
-    tally.watch(run)
+    watch_steps(run, tally.add)
     return run, tally
 
 
@@ -109,5 +114,5 @@ def drafting(
     spec_config = speculation(DEVICE, drafts, settings.pop("rule", SAME_NOISE))
     run = Run.start(model, draft=draft, speculation=spec_config, **settings)
     tally = Tally()
-    tally.watch(run)
+    watch_steps(run, tally.add)
     return run, tally

@@ -21,7 +21,7 @@ from minfer.sampling.reference_sampler import RowSampling, next_token
 from minfer.speculate.accept import TargetOutput, Verdict
 from minfer.speculate.rejection import Streams, rejection, sample_draft
 from tests.circles import claimed
-from tests.effects.execution.drafting import drafting, guessing, speculation
+from tests.effects.execution.drafting import drafting, guessing, speculation, watch_steps
 from tests.effects.execution.test_draft_model import near, other, same
 from tests.effects.execution.test_shaped import asking as shaped
 from tests.effects.execution.test_speculative_step import DRAFTS, Drafted, World, check
@@ -30,7 +30,6 @@ from tests.effects.execution.tiny_engine import (
     GREEDY,
     VOCAB,
     Model,
-    Run,
     Tokens,
     asking,
     check_scores,
@@ -115,29 +114,12 @@ class Judge:
     target: Any
     draft: Any = None  # a draft model, in transformers
     texts: dict[int, Text] = field(factory=dict)  # by generation
-    plans: dict[int, Plan] = field(factory=dict)
     judged: int = 0  # rows with drafts, in steps
     stood: int = 0  # drafts
 
-    def watch(self, run: Run) -> None:
-        """Look at all that a run's executor is told, and says."""
-        executor: Any = run.driver.executor
-        launch, collect = executor.launch, executor.collect
-
-        def launched(plan: Plan) -> None:
-            self.plans[plan.step] = plan
-            launch(plan)
-
-        def collected() -> Executed | Failed:
-            result: Executed | Failed = collect()
-            assert isinstance(result, Executed)
-            self.check(self.plans.pop(result.step), result)
-            return result
-
-        executor.launch, executor.collect = launched, collected
-
-    def check(self, plan: Plan, result: Executed) -> None:
+    def check(self, plan: Plan, result: Executed | Failed) -> None:
         """A step is done."""
+        assert isinstance(result, Executed)
         for new_row in plan.opens:
             text = Text(new_row.sampling, new_row.prompt, new_row.known)
             self.texts[plan.run_ids[new_row.index]] = text
@@ -218,7 +200,7 @@ def test_an_engine_with_host_drafts_yields_what_the_rule_gives(
     solo = {(request.id, 0): model.expected(request) for request in wanted_requests}
     run, _ = guessing(model, solo, 0.7, 4, rule=REJECTION, depth=depth, **settings)
     judge = Judge(model.theirs)
-    judge.watch(run)
+    watch_steps(run, judge.check)
     run.serve(wanted_requests, arrival_gap=depth % 2)
     assert judge.judged > 20 or "max_num_seqs" in settings
     assert judge.stood > judge.judged / 4
@@ -237,7 +219,7 @@ def test_an_engine_with_a_draft_model_yields_what_the_rule_says(
     draft_reference.get_input_embeddings().weight.data.copy_(weights.embed)
     run, _ = drafting(model, draft, 3, rule=REJECTION, depth=depth, **settings)
     judge = Judge(model.theirs, draft_reference)
-    judge.watch(run)
+    watch_steps(run, judge.check)
     run.serve(requests(0), arrival_gap=depth % 2)
     assert judge.judged > 20 or "max_num_seqs" in settings
     assert judge.stood > judge.judged / 4
@@ -253,7 +235,7 @@ def test_noise_of_another_stream_is_noticed(
 
     monkeypatch.setattr(device_rows, "Streams", SimpleNamespace(of=shared))
     run, _ = guessing(model, reference, 0.7, 4, rule=REJECTION)
-    Judge(model.theirs).watch(run)
+    watch_steps(run, Judge(model.theirs).check)
     with pytest.raises(AssertionError):
         run.serve(requests(0), arrival_gap=1)
 
