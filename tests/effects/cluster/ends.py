@@ -178,11 +178,6 @@ class Ends:
             while emitted:
                 remote.receive(wire.read_to_api_server(emitted.pop(0)))
 
-    def emitted(self, number: int, kind: type[Any]) -> list[Any]:
-        """What of a kind was said to an API server that has not heard it yet."""
-        messages = [wire.read_to_api_server(data) for data in self.down[number]]
-        return [message for message in messages if isinstance(message, kind)]
-
 
 def linked(api_servers: int = 1) -> Ends:
     """A host whose engine is ready, and whose API servers are there."""

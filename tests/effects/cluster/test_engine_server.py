@@ -22,7 +22,7 @@ from minfer.effects.cluster.link.crash_rule import CLEARING_TOKENS, REFUSED
 from minfer.effects.live.client import EngineDied, TurnOutputs
 from minfer.effects.live.errors import CrashingRequestError
 from minfer.effects.live.totals import Totals
-from minfer.records.messages import Finish, Finished, QueueBlocked
+from minfer.records.messages import Finish, Finished
 from minfer.records.request import Continuation, SamplingParams
 from minfer.sampling.structured import StructuredOutputs
 from tests.effects.cluster.ends import (
@@ -79,33 +79,6 @@ def test_who_joins_hears_how_far_the_engine_is() -> None:
     ends.carry()
     assert not ends.remotes[0].unready
     assert ends.remotes[0].ready == READY
-
-
-def test_each_front_hears_of_its_own_rows_and_ids_only_when_they_change() -> None:
-    ends = linked(2)
-    for number, name in enumerate("ab"):
-        ends.remotes[number].submit([request(name)])
-    batch = (("b", 0), ("a", 0))
-    for tokens in (((1,), (2,)), ((3,), (4,))):
-        ends.engine.say(TurnOutputs(time=0.0, ids=batch, tokens=tokens))
-    for number, (name, early, late) in enumerate([("a", 2, 4), ("b", 1, 3)]):
-        first, second = ends.emitted(number, wire.ApiServerOutputs)
-        assert (first.ids, second.ids) == (((name, 0),), None)
-        assert (first.tokens, second.tokens) == (((early,),), ((late,),))
-    ends.carry()
-    for heard, name in zip(ends.heard, "ab", strict=True):
-        assert [message.ids for message in heard if isinstance(message, TurnOutputs)] == [
-            ((name, 0),)
-        ] * 2
-
-
-def test_outputs_of_unknown_requests_are_dropped() -> None:
-    ends = linked(2)
-    ends.remotes[0].submit([request("a")])
-    ends.engine.say(TurnOutputs(time=0.0, reasons=(QueueBlocked("a", 0, "blocks"),)))
-    ends.engine.say(TurnOutputs(time=0.0, finished=(Finished("stranger", 0, "stop", 1),)))
-    assert len(ends.emitted(0, wire.ApiServerOutputs)) == 1
-    assert not ends.emitted(1, wire.ApiServerOutputs)
 
 
 def test_admissions_are_reported_before_the_step() -> None:

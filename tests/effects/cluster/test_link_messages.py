@@ -233,10 +233,6 @@ def test_a_snapshot_is_the_same_for_who_asks_a_front() -> None:
     assert snapshot.api_servers == TOTALS
 
 
-def test_totals_are_the_same_on_the_other_side() -> None:
-    same(to_engine(wire.ApiServerTotals(TOTALS)).totals, TOTALS)
-
-
 GOOD = wire.encode(wire.CancelRequests(("ab",)))
 
 

@@ -525,21 +525,6 @@ def test_what_a_router_decided_replays(tmp_path: Path) -> None:
     assert len(turns) > 50
 
 
-def test_a_journal_that_may_not_grow_ends_and_replays(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    router = ApiServerRouter(RouterConfig(Prefix(), 4))
-    writer = RoutingJournalFile(tmp_path / "new", router.config, 1000)
-    router._recorder = writer
-    for number in range(20):
-        router.note_load(f"{number}", wire.EngineLoad(0, 0, 0, 0))
-    writer.close()
-    (path,) = (tmp_path / "new").iterdir()
-    assert path.stat().st_size <= 1000
-    assert 0 < len(list(RoutingJournal(path.read_bytes()).turns())) < 20
-    assert caplog.text.count("ends here: it has the size that --journal-size allows") == 1
-
-
 # --- all of them together ---------------------------------------------------------------
 
 

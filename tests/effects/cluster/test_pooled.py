@@ -5,7 +5,6 @@ either.
 import pytest
 from attrs import evolve
 
-from minfer.effects.cluster.link import link_messages as wire
 from minfer.effects.live.client import EngineMessage, TurnOutputs
 from minfer.records.request import PromptOnly, Request
 from minfer.records.sequence import SampleId
@@ -14,13 +13,6 @@ from tests.core.world import pooled_reference
 from tests.effects.cluster.world import CONFIG, Frontend, World
 
 Vectors = dict[SampleId, list[bytes]]
-
-
-def test_a_column_of_vectors_crosses_as_it_is() -> None:
-    reported = wire.ApiServerOutputs(
-        time=1.0, ids=(("a", 0),), tokens=((),), pooled=(b"\0\1\2\3",)
-    )
-    assert wire.read_to_api_server(wire.encode(reported)) == reported
 
 
 def listened(api_server: Frontend) -> Vectors:
