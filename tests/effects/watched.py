@@ -21,3 +21,11 @@ class Watched(list[Transition]):
     def close(self, state: EngineState) -> None:
         if self.inner is not None:
             self.inner.close(state)
+
+
+def settle(llm: ServedModel) -> None:
+    """Wait for the engine's thread to end: outputs are out before the turn is counted."""
+    thread = llm.worker.thread
+    assert thread is not None
+    thread.join(60)
+    assert not thread.is_alive()

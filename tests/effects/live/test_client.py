@@ -11,6 +11,7 @@ import pytest
 from minfer import LLM, SamplingParams
 from minfer.effects.live.client import EngineDied, EngineMessage, Snapshot, TurnOutputs
 from minfer.records.messages import Admitted, Missed, Preempted, QueueBlocked
+from tests.effects.watched import settle
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL: dict[str, Any] = {
@@ -58,8 +59,7 @@ def test_messages_are_frozen_and_plain(
             for i in range(9)
         ]
         llm.generate([[5] * (3 + 2 * i) for i in range(9)], params)
-        assert llm.worker.thread is not None
-        llm.worker.thread.join(60)
+        settle(llm)
         monkeypatch.setattr(llm.worker.driver, "turn", lambda _before: 1 / 0)
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             llm.generate([1], params[0])

@@ -39,7 +39,7 @@ from tests.effects.served import Slow
 from tests.effects.text.grammars.one_by_one import OneByOne
 from tests.effects.tiny_model import write_checkpoint
 from tests.effects.waiting import until
-from tests.effects.watched import Watched
+from tests.effects.watched import Watched, settle
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
@@ -247,8 +247,7 @@ def test_an_id_is_free_before_the_end_is_reported(folder: str) -> None:
     with LLM(folder, executor="oracle") as llm:
         request = Request(id="a", prompt=(1,), max_tokens=3)
         llm.frontend.submit([OutputProcessor(request, sink, streaming=True)])
-        assert llm.worker.thread is not None
-        llm.worker.thread.join(60)
+        settle(llm)
     assert heard[-1] == (True, False)
     assert set(heard[:-1]) == {(False, True)}
 
@@ -277,17 +276,10 @@ def request(name: str, tokens: int = 20, output: tuple[int, ...] = ()) -> Reques
     )
 
 
-def settle(llm: LLM) -> None:
-    """Wait until the engine has nothing to do."""
-    assert llm.worker.thread is not None
-    llm.worker.thread.join(60)
+def finish(llm: LLM) -> None:
+    """Wait until the engine has nothing to do, nor to wait for."""
+    settle(llm)
     assert not llm.client.working
-
-
-def pause(llm: LLM) -> None:
-    """Wait until the engine has nothing to do for now."""
-    assert llm.worker.thread is not None
-    llm.worker.thread.join(60)
 
 
 def listened(llm: LLM) -> list[EngineMessage]:
@@ -314,13 +306,13 @@ def test_a_request_goes_on_after_what_it_had(folder: str) -> None:
     with LLM(folder, executor="oracle", **SLOW) as llm:
         messages = listened(llm)
         llm.client.submit([request("whole")])
-        settle(llm)
+        finish(llm)
         expected = tokens_of(messages, "whole")
         assert len(expected) == 20
         for had in (1, 7, 19):
             name = f"after {had}"
             llm.client.submit([request(name, output=expected[:had])])
-            settle(llm)
+            finish(llm)
             assert tokens_of(messages, name) == expected[had:]
             assert ends_of(messages)[name].length == 20
 
@@ -336,7 +328,7 @@ def test_a_sample_is_finished_at_a_length(folder: str) -> None:
         llm.client.listen(cut)
         recorded = llm.worker.driver.record = Seen()
         llm.client.submit([request("a", 5000)])
-        settle(llm)
+        finish(llm)
     end = ends_of(messages)["a"]
     assert (end.reason, end.length) == ("stop", 1)
     events = [event for turn in recorded for event in turn.events]
@@ -351,7 +343,7 @@ def test_cancelling_says_who_was_served(folder: str) -> None:
         llm.client.submit([request("a", 5000), request("b", 5000)])
         assert llm.client.cancel(["a", "unknown"]) == {"a"}
         assert llm.client.cancel(["a", "b"]) >= {"b"}
-        settle(llm)
+        finish(llm)
         assert not llm.client.cancel(["a", "b"])
         events = [event for turn in recorded for event in turn.events]
     assert {event.id for event in events if isinstance(event, Cancel)} == {"a", "b"}
@@ -366,7 +358,7 @@ def test_a_full_queue_is_an_error_before_and_an_end_after(folder: str) -> None:
             llm.client.check(evolve(request("a"), n=3))
         llm.client.check(request("a"))
         llm.client.submit([request(name) for name in "abc"])
-        settle(llm)
+        finish(llm)
     ends = ends_of(messages)
     assert [ends[name].reason for name in "abc"] == ["length", "length", "rejected"]
     assert "waiting line is full" in ends["c"].error
@@ -382,7 +374,7 @@ def test_a_snapshot_is_how_things_are(folder: str) -> None:
         snapshots = []
         llm.frontend.after.append(lambda: snapshots.append(llm.client.snapshot()))
         llm.generate([[1], [2], [3]], GREEDY)
-        settle(llm)
+        finish(llm)
         busy, last = snapshots[1], llm.client.snapshot()
     assert (busy.requests, busy.running, busy.waiting) == (3, 1, 2)
     assert busy.waiting_for == {"rows": 1, "turn": 1}
@@ -406,7 +398,7 @@ def test_who_waits_for_a_step_is_stalled_but_not_who_the_policy_lets_wait(
         until(lambda: llm.client.snapshot().stalled > 0.05)
         assert llm.client.snapshot().stalled < time.monotonic() - began
         slow.free.set()
-        settle(llm)
+        finish(llm)
         assert not llm.client.snapshot().stalled
     with LLM(folder, executor="oracle", scheduling_policy=Later(30), **SLOW) as llm:
         llm.client.submit([request("a", 1)])
@@ -415,7 +407,7 @@ def test_who_waits_for_a_step_is_stalled_but_not_who_the_policy_lets_wait(
         assert llm.client.working
         assert not llm.client.snapshot().stalled
         llm.client.cancel(["a"])
-        settle(llm)
+        finish(llm)
 
 
 def test_an_admission_is_reported_once_and_before_the_step_that_runs_it(
@@ -434,7 +426,7 @@ def test_an_admission_is_reported_once_and_before_the_step_that_runs_it(
 
         executor.launch = launched
         llm.client.submit([request("a", 3), request("b", 3)])
-        settle(llm)
+        finish(llm)
     news = [message for message in heard if isinstance(message, TurnOutputs)]
     assert [message.arrived for message in news if message.arrived] == [("a", "b")]
     starts = [
@@ -462,7 +454,7 @@ def test_a_cache_that_was_reset_is_not_found_again(
                 hits.append(output.num_cached_tokens)
                 texts.add(output.outputs[0].token_ids)
             llm.reset_prefix_cache()
-        settle(llm)
+        finish(llm)
         assert llm.client.resets == llm.client.snapshot().resets == 2
     assert hits == [0, 192, 0, 192]
     assert len(texts) == 1
@@ -501,7 +493,7 @@ def test_a_death_is_reported_once_with_those_it_concerns(
         broken = llm.worker.driver.executor
         monkeypatch.setattr(broken, "collect", lambda: 1 / 0)
         llm.client.submit([request("a"), request("b")])
-        settle(llm)
+        finish(llm)
         deaths = [message for message in messages if isinstance(message, EngineDied)]
         assert [death.ids for death in deaths] == [("a", "b")]
         assert "ZeroDivisionError" in deaths[0].reason
@@ -557,12 +549,12 @@ def test_a_request_that_waits_for_its_grammar_blocks_none_and_can_be_cancelled(
         with pytest.raises(RequestError, match="is being served"):
             llm.client.submit([constrained("a")])
         llm.client.submit([request("free", 4)])
-        pause(llm)
+        settle(llm)
         assert set(ends_of(messages)) == {"free"}
         assert llm.client.working
         assert not llm.client.drain(timeout=0.05)
         assert llm.client.cancel(["a"]) == {"a"}
-        pause(llm)
+        settle(llm)
         assert ends_of(messages)["a"].reason == "cancelled"
         slowly.go.set()
         assert llm.client.drain(timeout=20)

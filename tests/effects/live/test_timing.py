@@ -16,8 +16,8 @@ from minfer.effects.text.outputs import RequestOutput
 from minfer.records.messages import Admitted, Preempted
 from tests.effects.served import Serving, Slow, events, serving
 from tests.effects.serving.raw_requests import asking
-from tests.effects.serving.test_metrics import read, settle
-from tests.effects.watched import Watched
+from tests.effects.serving.test_metrics import read
+from tests.effects.watched import Watched, settle
 
 CAUSES = {"step", "rows", "blocks", "budget", "sibling", "policy", "share", "fault"}
 

@@ -43,6 +43,7 @@ from minfer.speculate.tally import NO_DRAFTS
 from tests.core.recorded import recorded, storm
 from tests.core.simulation.clocked import Run
 from tests.core.simulation.drafted import by_device, by_host
+from tests.effects.watched import settle
 
 PAIR = (("a", 0), ("b", 0))
 BOTH: Yields = ((5,), (6,))
@@ -198,8 +199,7 @@ def test_a_steady_turn_costs_microseconds(
         llm.generate(
             [[i + 1] for i in range(64)], SamplingParams(max_tokens=60, ignore_eos=True)
         )
-        assert llm.worker.thread is not None
-        llm.worker.thread.join(10)
+        settle(llm)
     assert statistics.median(times) < 60e-6  # 6 us on an idle machine
 
 

@@ -28,7 +28,7 @@ from tests.core.recorded import recorded, storm
 from tests.core.test_engine import CONFIG, Bench, ask
 from tests.effects.storms import hits_by_plans, tally_of, weather
 from tests.effects.tiny_model import write_checkpoint
-from tests.effects.watched import Watched
+from tests.effects.watched import Watched, settle
 
 
 def of_metrics(metrics: Metrics) -> tuple[int, int]:
@@ -130,8 +130,7 @@ def test_a_running_engine_its_journal_and_its_outputs_agree(
         next(stream)
         stream.close()
         repeated = llm.generate([[*common, 3]], params, use_tqdm=False)
-        assert llm.worker.thread is not None
-        llm.worker.thread.join(10)
+        settle(llm)
         reported = of_metrics(metrics)
     admissions = [r for turn in turns for r in turn.reasons if isinstance(r, Admitted)]
     journal = read_journal(tmp_path / "runs")

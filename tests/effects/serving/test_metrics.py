@@ -22,7 +22,7 @@ from minfer.records.policy import FirstCome
 from minfer.records.state import Transition
 from minfer.simulation.oracle import Oracle
 from tests.effects.tiny_model import write_checkpoint
-from tests.effects.watched import Watched
+from tests.effects.watched import Watched, settle
 
 StartLLM = Callable[..., tuple[LLM, Metrics, list[Transition]]]
 STEADY = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
@@ -45,13 +45,6 @@ def start_llm(folder: str) -> Iterator[StartLLM]:
     yield make
     for llm in opened:
         llm.close()
-
-
-def settle(llm: LLM) -> None:
-    """Wait for the engine's thread to end: outputs are out before the turn is counted."""
-    if llm.worker.thread is not None:
-        llm.worker.thread.join(10)
-        assert not llm.worker.thread.is_alive()
 
 
 @pytest.mark.long
