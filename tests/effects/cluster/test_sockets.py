@@ -41,7 +41,7 @@ from minfer.effects.net.handshake import Terms, accept_handshake
 from minfer.records.messages import Admitted
 from tests.effects.cluster.ends import READY, MadeUp, names_of, request
 from tests.effects.cluster.plain import plain
-from tests.effects.waiting import until
+from tests.effects.waiting import soon, until
 
 TOKEN = 100_000  # five bytes on the line
 
@@ -255,12 +255,6 @@ def api_server(
             await asyncio.sleep(0.01)  # the socket is closed
 
     return asyncio.run(run())
-
-
-async def soon(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not true():
-            await asyncio.sleep(0.002)
 
 
 @pytest.mark.long

@@ -36,8 +36,8 @@ from minfer.effects.net.handshake import secret_key
 from minfer.routing.policies import Prefix
 from minfer.routing.state import RouterConfig
 from tests.effects.cluster.ends import READY, MadeUp, request
-from tests.effects.cluster.test_sockets import soon
 from tests.effects.network import Network
+from tests.effects.waiting import soon
 
 TERMS = link_terms(b"model", "cpu", 4, secret_key("s"))
 NEAR = evolve(OTHER_MACHINE, retry=0.01)

@@ -221,13 +221,6 @@ async def routing(
                 await backend.stop()
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds, for 10 s at most."""
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
 def run(case: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Decorates a test's coroutine function: run it now, in an event loop."""
     asyncio.run(case())

@@ -10,7 +10,8 @@ from minfer.effects.cli.main import main
 from minfer.effects.proxy import health
 from minfer.effects.proxy.backends import read_backends
 from minfer.values.checks import ConfigError
-from tests.effects.proxy.fakes import routing, run, until
+from tests.effects.proxy.fakes import routing, run
+from tests.effects.waiting import soon
 
 
 def test_a_backend_leaves_and_joins_as_its_health_says() -> None:
@@ -71,10 +72,10 @@ def test_backends_are_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> 
             (backend,) = harness.backends
             assert (await harness.chat("a")).status_code == 503
             await backend.start(int(backend.url.rsplit(":", 1)[1]))
-            await until(lambda: len(harness.router.dispatcher.available()) == 1)
+            await soon(lambda: len(harness.router.dispatcher.available()) == 1)
             assert await harness.answered_by("a") == "a"
             await backend.stop()
-            await until(lambda: not harness.router.dispatcher.available())
+            await soon(lambda: not harness.router.dispatcher.available())
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from minfer.effects.serving.access.reasoning_cipher import encrypt, reasoning_ke
 from minfer.effects.setup.folders import bundled_folder
 from minfer.routing.messages import BlocksEvicted, BlocksPublished, CacheCleared
 from minfer.values.checks import ConfigError
-from tests.effects.proxy.fakes import routing, until
+from tests.effects.proxy.fakes import routing
 from tests.effects.proxy.publisher import (
     SIZE,
     AllBlocksCleared,
@@ -28,6 +28,7 @@ from tests.effects.proxy.publisher import (
     removed,
     stored,
 )
+from tests.effects.waiting import soon
 
 
 def published(*firsts: int, last: int = 1) -> BlocksPublished:
@@ -151,33 +152,33 @@ def test_batches_are_followed_from_the_first_on_and_missed_ones_are_sent_again()
         publisher = Publisher()
         publisher.kept = [(0, batch(stored(0, 1))), (1, batch(stored(4, 2, after=1)))]
         async with following(publisher, ReportedCache("a", SIZE)) as heard:
-            await until(lambda: len(heard) == 2)
+            await soon(lambda: len(heard) == 2)
             assert heard == [published(0), published(0, 4)]
             await heard_again(publisher, 2, heard)
             del heard[:]
             publisher.kept.append((3, batch(stored(8, 3, after=2))))  # is missed
             await publisher.send(4, batch(removed(3)))
-            await until(lambda: len(heard) == 2)
+            await soon(lambda: len(heard) == 2)
             assert heard == [
                 published(0, 4, 8),
                 BlocksEvicted("a", keys(0, 4, 8)[-1:]),
             ]
             assert publisher.asked == [0, 3]
             await publisher.send(5, b"no batch")
-            await until(lambda: len(heard) == 3)
+            await soon(lambda: len(heard) == 3)
             assert heard[2] == CacheCleared("a")
             del heard[:]
             publisher.kept += [(6, batch(stored(50, 6))), (7, batch(stored(60, 7)))]
             await publisher.send(8, batch(stored(70, 8)))
             await publisher.send(9, batch(stored(80, 9)))  # comes twice, as it was kept
-            await until(lambda: len(heard) == 4)
+            await soon(lambda: len(heard) == 4)
             await publisher.send(10, batch(stored(90, 10)))
-            await until(lambda: len(heard) == 5)
+            await soon(lambda: len(heard) == 5)
             assert heard == [*map(published, (50, 60, 70, 80, 90))]
             publisher.kept = []  # it is started again
             del heard[:]
             await publisher.send(0, batch(stored(40, 1)))
-            await until(lambda: len(heard) == 2)
+            await soon(lambda: len(heard) == 2)
             assert heard == [CacheCleared("a"), published(40)]
 
     asyncio.run(case())
@@ -192,7 +193,7 @@ def test_without_a_second_address_what_was_missed_is_unknown() -> None:
             del heard[:]
             await publisher.send(8, batch(stored(0, 1)))
             await publisher.send(10, batch(stored(4, 2, after=1)))
-            await until(lambda: len(heard) == 3)
+            await soon(lambda: len(heard) == 3)
             assert heard == [published(0), CacheCleared("a"), published(0, 4, last=2)]
             assert publisher.asked == []
 
@@ -215,7 +216,7 @@ def test_requests_go_where_their_blocks_are_reported() -> None:
         async with routing(2, **options) as harness:
             replaying = asyncio.create_task(publisher.replay())
             dispatcher = harness.router.dispatcher
-            await until(lambda: bool(dispatcher.state.index.shards))
+            await soon(lambda: bool(dispatcher.state.index.shards))
             for _ in range(2):
                 answer = await harness.http.post("/v1/completions", json={"prompt": ids})
                 assert answer.json()["by"] == "b"

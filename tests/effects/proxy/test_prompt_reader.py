@@ -25,7 +25,8 @@ from minfer.effects.proxy.token_keys import TokenKeys
 from minfer.effects.serving.input_workers.worker_messages import WorkerRequest
 from minfer.effects.serving.request_parsing.limits import MIN_BODY_LIMIT_BYTES
 from minfer.effects.setup.folders import bundled_folder
-from tests.effects.proxy.fakes import Routing, routing, run, until
+from tests.effects.proxy.fakes import Routing, routing, run
+from tests.effects.waiting import soon
 
 ATTACKERS = 8
 
@@ -140,7 +141,7 @@ def test_a_worker_that_dies_is_replaced_and_neighbours_are_served() -> None:
             os.kill(pid, signal.SIGSTOP)
             first = asyncio.ensure_future(post(harness, large))
             second = asyncio.ensure_future(post(harness, large))
-            await until(lambda: len(harness.router._reader.prompts.pool) == 1)
+            await soon(lambda: len(harness.router._reader.prompts.pool) == 1)
             assert (await post(harness, text_of(500))).status_code == 200
             os.kill(pid, signal.SIGKILL)
             assert sorted([(await first).status_code, (await second).status_code]) == [

@@ -13,8 +13,8 @@ from tests.effects.proxy.fakes import (
     close_at_once,
     routing,
     run,
-    until,
 )
+from tests.effects.waiting import soon
 
 LONG = "A question about blocks of a key-value cache, and how they are shared. " * 20
 
@@ -107,7 +107,7 @@ def test_an_event_arrives_before_the_backend_sends_the_next() -> None:
                 )
                 was_received.set()
                 assert await anext(chunks) == b"data: 2\n\n"
-            await until(lambda: not harness.router.dispatcher.state.requests)
+            await soon(lambda: not harness.router.dispatcher.state.requests)
 
 
 def test_a_client_that_leaves_ends_its_request_at_the_backend() -> None:
@@ -129,12 +129,12 @@ def test_a_client_that_leaves_ends_its_request_at_the_backend() -> None:
                 "POST", url, json={"stream": True}
             ) as response:
                 await anext(response.aiter_raw())
-            await until(lambda: backend.left == 1)
+            await soon(lambda: backend.left == 1)
             waiting = asyncio.ensure_future(harness.chat("a"))  # of which nothing came
-            await until(lambda: len(backend.seen) == 2)
+            await soon(lambda: len(backend.seen) == 2)
             waiting.cancel()
-            await until(lambda: backend.left == 2)
-            await until(lambda: not harness.router.live)
+            await soon(lambda: backend.left == 2)
+            await soon(lambda: not harness.router.live)
             assert not harness.router.dispatcher.state.requests
 
 
@@ -288,7 +288,7 @@ def test_bodies_are_bounded() -> None:
             answer = await harness.http.post("/v1/completions", content=parts())
             assert answer.status_code == 413
             assert harness.backends[0].seen == []
-            await until(lambda: not harness.router.live)
+            await soon(lambda: not harness.router.live)
             assert harness.router._bodies.held_bytes == 0
 
 

@@ -14,8 +14,8 @@ from tests.effects.proxy.fakes import (
     close_at_once,
     routing,
     run,
-    until,
 )
+from tests.effects.waiting import soon
 
 
 async def hang(_: ReceivedRequest, __: asyncio.StreamWriter) -> None:
@@ -32,7 +32,7 @@ async def fall_silent(harness: Routing, backend: Backend) -> None:
 
 async def until_sent(harness: Routing, count: int) -> None:
     """Wait until backends have `count` requests."""
-    await until(lambda: sum(len(backend.seen) for backend in harness.backends) == count)
+    await soon(lambda: sum(len(backend.seen) for backend in harness.backends) == count)
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def test_a_request_without_a_byte_moves_from_a_silent_backend(path: str) -> None
             for backend in harness.backends:
                 backend.answer = hang
             asked = asyncio.ensure_future(harness.http.post(path, json={"prompt": "a"}))
-            await until(lambda: any(backend.seen for backend in harness.backends))
+            await soon(lambda: any(backend.seen for backend in harness.backends))
             silent, well = sorted(
                 harness.backends, key=lambda backend: -len(backend.seen)
             )
@@ -57,7 +57,7 @@ def test_a_request_without_a_byte_moves_from_a_silent_backend(path: str) -> None
             async with asyncio.timeout(5):
                 answer = await asked
             assert answer.status_code == 200
-            await until(lambda: silent.left == 1)
+            await soon(lambda: silent.left == 1)
             assert harness.router.metrics.retries == {"silent": 1}
             assert not harness.router.dispatcher.state.requests
 
@@ -112,7 +112,7 @@ def test_a_request_stays_while_no_other_backend_can_take_it() -> None:
             silent, second = harness.backends
             silent.answer = hang
             asked = asyncio.ensure_future(harness.chat("a"))
-            await until(lambda: bool(silent.seen))
+            await soon(lambda: bool(silent.seen))
             await fall_silent(harness, silent)
             await asyncio.sleep(0.05)
             assert not asked.done()
@@ -153,9 +153,7 @@ def test_a_refusal_is_not_waited_for(
             assert answer.headers["retry-after"] == "7"
             assert answer.json()["error"]["code"] == "overloaded"
             if not endless:  # else its end is an error of the fake one
-                await until(
-                    lambda: sum(backend.left for backend in harness.backends) >= 2
-                )
+                await soon(lambda: sum(backend.left for backend in harness.backends) >= 2)
 
 
 @pytest.mark.parametrize("status", [400, 429, 500, 503])
@@ -183,7 +181,7 @@ def test_the_body_of_an_error_is_bounded(
                 with pytest.raises(Exception, match="without sending complete message"):
                     await harness.chat("a")
             if not endless:  # else its end is an error of the fake one
-                await until(lambda: harness.backends[0].left == 1)
+                await soon(lambda: harness.backends[0].left == 1)
             assert not harness.router.dispatcher.state.requests
 
 
