@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from tests.effects.test_kv_host_memory import (
     reasons_of,
 )
 from tests.effects.tiny_families import VARIANTS, save
+from tests.effects.waiting import until
 
 PROMPT = 70  # tokens: 8 blocks and a tail
 FULL = 64  # tokens of these blocks
@@ -52,10 +52,7 @@ def disk(folder: Path, **options: Any) -> dict[str, Any]:
 
 def settle(llm: LLM, stored: int) -> None:
     """Wait until `stored` files are written."""
-    deadline = time.monotonic() + 20
-    while llm.worker.snapshot().totals.counts[STORED] < stored:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: llm.worker.snapshot().totals.counts[STORED] >= stored)
 
 
 def serve(llm: LLM, count: int = 1) -> Tokens:
@@ -149,9 +146,7 @@ def test_a_full_disk_ends_stores_and_nothing_else(
         monkeypatch.setattr(os, "writev", refuse)
         expected = serve(llm)
         assert serve(llm) == expected
-        deadline = time.monotonic() + 20
-        while not counts(llm)[DROPPED]:
-            assert time.monotonic() < deadline
+        until(lambda: counts(llm)[DROPPED])
     assert not list(tmp_path.glob("*/*"))
     with LLM(**SMALL, **disk(tmp_path)) as second:  # as after the death of an engine
         assert serve(second) == expected

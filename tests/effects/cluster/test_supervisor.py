@@ -16,7 +16,7 @@ import pytest
 from attrs import define, field
 
 from minfer.effects.cli.main import main
-from tests.effects.waiting import until
+from tests.effects.waiting import alive, until
 
 SCRIPT = [sys.executable, "-m", "tests.effects.serving.supervised"]
 PATIENCE = 10.0  # seconds for what takes some hundredths
@@ -62,17 +62,6 @@ class Server:
 
 def there(number: int) -> bool:
     return Path(f"/proc/{number}").exists()
-
-
-def alive(number: int) -> bool:
-    """Whether a process runs. One that has ended may wait to be asked for its code by
-    whatever its parent is now.
-    """
-    try:
-        state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 @contextlib.contextmanager

@@ -15,26 +15,10 @@ import pytest
 
 from minfer.effects.net import child
 from minfer.effects.net.child import Child, spawn_child
+from tests.effects.waiting import alive, until
 
 ROOT = Path(__file__).parents[3]
 MODULE = "tests.effects.net.spawned"
-END_SECONDS = 20.0  # seconds for what takes some tenths
-
-
-def alive(process: int) -> bool:
-    """Whether a process runs: a zombie does not."""
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def until_ended(process: int) -> None:
-    end = time.monotonic() + END_SECONDS
-    while alive(process):
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @contextlib.contextmanager
@@ -153,7 +137,7 @@ def test_a_child_ends_with_its_parent(kind: str, stopped: bool) -> None:
         if stopped:  # it cannot look whether its parent is there
             os.kill(process, signal.SIGSTOP)
         parent.kill()
-        until_ended(process)
+        until(lambda: not alive(process))
 
 
 def test_a_child_whose_parent_has_ended_before_it_looks_ends() -> None:

@@ -1,6 +1,5 @@
 """Ranks that torchrun starts: what they say, and that they do not outlive it."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+
+from tests.effects.waiting import alive
 
 TORCHRUN: Final = [
     *[sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"],
@@ -39,14 +40,6 @@ def children(process: int) -> list[int]:
     return [int(number) for file in files for number in file.read_text().split()]
 
 
-def runs(process: int) -> bool:
-    """Whether it has not ended."""
-    with contextlib.suppress(OSError):
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0]
-        return state != "Z"
-    return False
-
-
 @pytest.mark.long
 def test_no_rank_outlives_torchrun() -> None:
     command = [*TORCHRUN, "serve", "--port=0", *OPTIONS, RANKS]
@@ -67,7 +60,7 @@ def test_no_rank_outlives_torchrun() -> None:
         finally:
             torchrun.kill()
         end = time.monotonic() + SOON
-        while (left := list(filter(runs, ranks + inner))) and time.monotonic() < end:
+        while (left := list(filter(alive, ranks + inner))) and time.monotonic() < end:
             time.sleep(0.02)
     for pid in left:
         os.kill(pid, signal.SIGKILL)

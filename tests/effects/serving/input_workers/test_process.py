@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from minfer.effects.serving.input_workers.worker_limits import (
     WorkerLimits,
 )
 from minfer.effects.serving.openai.completions import ENDPOINT
+from tests.effects.waiting import alive, until
 
 RECIPE = ModelFacts(
     folder=None,
@@ -37,19 +37,8 @@ async def prepared(process: Process) -> PreparedRequest:
     return result
 
 
-def gone(pid: int) -> bool:
-    """Whether a process has ended, or is about to be forgotten."""
-    try:
-        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return True
-
-
 def until_gone(pid: int) -> None:
-    end = time.monotonic() + 20
-    while not gone(pid):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: not alive(pid))
 
 
 @pytest.mark.long

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.text.grammars.job_threads import JobThreads
+from tests.effects.waiting import until
 
 SECONDS = 0.2  # of a job
 
@@ -24,10 +25,7 @@ def test_as_many_at_once_as_there_are_threads_and_in_order() -> None:
         return number * number
 
     jobs: list[Future[int]] = [threads.submit(work, number) for number in range(6)]
-    end = time.monotonic() + 30
-    while len(started) < 2:
-        assert time.monotonic() < end
-        time.sleep(0.001)
+    until(lambda: len(started) == 2)
     assert sorted(started) == [0, 1]
     assert jobs[3].cancel()
     gate.set()
@@ -53,10 +51,7 @@ def test_what_fails_is_reported_and_the_next_comes() -> None:
 def test_who_closes_cancels_what_has_not_begun() -> None:
     threads, gate = JobThreads(1, "test"), threading.Event()
     jobs: list[Future[bool]] = [threads.submit(gate.wait, 5) for _ in range(3)]
-    end = time.monotonic() + 30
-    while not jobs[0].running():
-        assert time.monotonic() < end
-        time.sleep(0.001)
+    until(jobs[0].running)
     threads.close()
     last: Future[Any] = threads.submit(int)
     assert not jobs[0].done()  # who has begun is not waited for
