@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import minfer
 from minfer import LLM, AsyncLLM, ParameterError, SamplingParams
 from minfer.effects.live.client import EngineMessage, RequestReason, TurnOutputs
 from minfer.effects.live.engine import open_engine as opening
@@ -678,7 +677,3 @@ def test_a_request_has_started_when_it_was_first_admitted(folder: str) -> None:
         assert job.times.started is not None
         assert job.times.first is not None
         assert job.times.started <= job.times.first
-
-
-def test_the_package_offers_it_lazily() -> None:
-    assert minfer.AsyncLLM is AsyncLLM

@@ -28,7 +28,6 @@ from minfer.effects.live.errors import (
 )
 from minfer.effects.live.journal.journal_files import read_journal
 from minfer.effects.text.grammars.store import Grammars
-from minfer.effects.text.output_processor import OutputProcessor
 from minfer.records.messages import Admitted, Cancel, Finish, Finished
 from minfer.records.plan import Plan
 from minfer.records.policy import FirstCome, Load
@@ -225,31 +224,6 @@ def test_a_worker_that_is_never_idle_sweeps_up_cycles(
         assert freed[0]() is None
         assert not gc.isenabled()
         stream.close()
-
-
-def test_an_id_is_served_once_at_a_time(folder: str) -> None:
-    with LLM(folder, executor="oracle", **SLOW) as llm:
-        stream = llm.stream([1, 2], ENDLESS)
-        next(stream)
-        llm.count = 0  # so that the next request gets the same id
-        with pytest.raises(RequestError, match="'0' is being served"):
-            llm.generate([[1], [2]], GREEDY)
-        assert list(llm.frontend.processors) == ["0"]
-        stream.close()
-
-
-def test_an_id_is_free_before_the_end_is_reported(folder: str) -> None:
-    heard: list[tuple[bool, bool]] = []
-
-    def sink(job: OutputProcessor) -> None:
-        heard.append((job.take().finished, job.request.id in llm.frontend.processors))
-
-    with LLM(folder, executor="oracle") as llm:
-        request = Request(id="a", prompt=(1,), max_tokens=3)
-        llm.frontend.submit([OutputProcessor(request, sink, streaming=True)])
-        settle(llm)
-    assert heard[-1] == (True, False)
-    assert set(heard[:-1]) == {(False, True)}
 
 
 def test_outputs_come_in_the_order_of_the_batch(folder: str) -> None:

@@ -2,7 +2,6 @@
 others.
 """
 
-import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,20 +11,16 @@ import attrs
 import pytest
 
 import minfer
-from minfer import LLM, ConfigError, ParameterError, SamplingParams
+from minfer import LLM, AsyncLLM, ConfigError, ParameterError, SamplingParams
 from minfer.effects.live import llm as llm_module
 from minfer.effects.live.engine import open_engine as opening
 from minfer.effects.live.errors import EngineDeadError, RequestError, TooLongError
 from minfer.effects.live.input_processing.prompts import Prompt
-from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import NotEnoughMemoryError
-from minfer.effects.setup.prepare import prepare
 from minfer.effects.text.chat_templates import ChatTemplateError
 from minfer.effects.text.outputs import RequestOutput
 from minfer.records.messages import Executed, Failed
 from minfer.records.plan import Plan
-from minfer.records.policy import FirstCome
-from minfer.records.request import Request
 from minfer.simulation.oracle import Oracle
 from tests.effects.tiny_model import EOS, write_checkpoint
 
@@ -449,37 +444,6 @@ def test_the_makers_advice_is_the_default(talker: LLM, llm: LLM) -> None:
         talker.setup.default_sampling_params(top_p=2)
 
 
-@pytest.mark.parametrize(
-    ("advice", "params"),
-    [
-        ({}, SamplingParams()),
-        ({"do_sample": False, "temperature": 0.6}, SamplingParams(temperature=0)),
-        (
-            {"temperature": 0.6, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.1},
-            SamplingParams(temperature=0.6, top_p=0.8, top_k=20, repetition_penalty=1.1),
-        ),
-        ({"do_sample": None, "top_k": None, "min_p": 0.1}, SamplingParams(min_p=0.1)),
-    ],
-)
-def test_advice_is_read_from_generation_config(
-    tmp_path: Path, advice: dict[str, Any], params: SamplingParams
-) -> None:
-    folder = write_checkpoint(tmp_path / "tiny", tokenizer=False)
-    (folder / "generation_config.json").write_text(json.dumps(advice))
-    setup = prepare(EngineArgs(model=str(folder), executor="dry", **SETTINGS))
-    assert setup.default_sampling_params() == params
-
-
-def test_advice_that_makes_no_sense_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = write_checkpoint(tmp_path / "tiny", tokenizer=False)
-    (folder / "generation_config.json").write_text('{"temperature": "warm"}')
-    setup = prepare(EngineArgs(model=str(folder), executor="dry", **SETTINGS))
-    assert setup.default_sampling_params() == SamplingParams()
-    assert "generation_config.json: left out what cannot be used: temp" in caplog.text
-
-
 # --- bad input --------------------------------------------------------------------------
 
 BAD_PROMPTS: list[tuple[Any, str]] = [
@@ -562,35 +526,6 @@ def test_the_best_samples_cannot_be_streamed(llm: LLM) -> None:
     assert output.metrics.output_tokens > sum(len(o.token_ids) for o in output.outputs)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("temperature", float("nan")),
-        ("temperature", -0.1),
-        ("temperature", float("inf")),
-        ("top_p", 0),
-        ("top_p", 1.1),
-        ("top_p", float("nan")),
-        ("top_k", -2),
-        ("top_k", 1.5),
-        ("n", 0),
-        ("n", 10_000),
-        ("prompt_logprobs", 21),
-        ("best_of", 0),
-        ("max_tokens", -1),
-        ("seed", 2**64),
-        ("stop", [""]),
-        ("stop", ["x"] * 100),
-        ("stop_token_ids", [-1]),
-        ("ignore_eos", 1),
-    ],
-)
-def test_numbers_out_of_range_are_named(name: str, value: Any) -> None:
-    with pytest.raises(ParameterError, match=name) as caught:
-        SamplingParams(**{name: value})
-    assert caught.value.param == name
-
-
 def test_parameters_of_the_wrong_kind_or_number(llm: LLM) -> None:
     with pytest.raises(RequestError, match="2 sampling_params for 1 prompts"):
         llm.generate("a", [GREEDY, GREEDY])
@@ -608,22 +543,6 @@ def test_parameters_of_the_wrong_kind_or_number(llm: LLM) -> None:
         RequestError, match="stop_token_ids: 260 is outside the vocabulary"
     ):
         llm.generate("a", SamplingParams(stop_token_ids=(260,)))
-
-
-def test_more_requests_than_may_wait_are_refused(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with LLM(folder, **SETTINGS) as llm:
-        monkeypatch.setattr(
-            llm.worker.driver, "config", attrs.evolve(llm.setup.config, max_waiting=1)
-        )
-        outputs = llm.generate([[1], [2], [3]], GREEDY)
-        assert [o.outputs[0].finish_reason for o in outputs] == [
-            "length",
-            "error",
-            "error",
-        ]
-        assert "waiting line is full" in outputs[1].outputs[0].error
 
 
 @pytest.mark.parametrize(
@@ -656,11 +575,6 @@ def test_settings_out_of_range_are_named(folder: str, name: str, value: Any) -> 
 def test_a_setting_that_was_removed_is_refused_by_name(folder: str) -> None:
     with pytest.raises(TypeError, match="max_repeat was removed: a step computes one"):
         LLM(folder, max_repeat=4)  # type: ignore[call-arg]  # the point
-
-
-def test_an_unknown_setting_names_the_known_ones(folder: str) -> None:
-    with pytest.raises(TypeError, match=r"no setting 'max_seqs'; it has .*max_num_seqs"):
-        LLM(folder, max_seqs=5)  # type: ignore[call-arg]  # the point
 
 
 def test_a_budget_below_the_rows_is_a_contradiction(folder: str) -> None:
@@ -752,17 +666,6 @@ def test_a_request_whose_steps_fail_ends_with_an_error_and_the_others_go_on(
         assert outputs[1].finished
 
 
-def test_an_engine_that_breaks_reports_it_and_serves_no_request(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with LLM(folder, executor="oracle", **SETTINGS) as llm:
-        monkeypatch.setattr(llm.worker.driver.executor, "collect", lambda: 1 / 0)
-        with pytest.raises(EngineDeadError, match="ZeroDivisionError"):
-            llm.generate([[1], [2]], GREEDY)
-        with pytest.raises(EngineDeadError, match="the engine has stopped"):
-            llm.generate([[1], [2]], GREEDY)
-
-
 def test_an_interrupt_cancels_and_leaves_the_llm_usable(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -813,7 +716,7 @@ def test_closing_is_idempotent_and_leaves_no_thread(folder: str) -> None:
 
 
 def test_the_package_offers_it_lazily() -> None:
-    assert minfer.LLM is LLM
+    assert (minfer.LLM, minfer.AsyncLLM) == (LLM, AsyncLLM)
     with pytest.raises(AttributeError, match="no attribute 'LLMM'"):
         minfer.LLMM  # noqa: B018 - the access is the test
 
@@ -827,22 +730,3 @@ def test_what_chat_does_not_know_is_refused(llm: LLM) -> None:
 def test_a_cache_that_cannot_be_had(folder: str) -> None:
     with pytest.raises(ConfigError, match="smaller KV cache"):
         LLM(folder, kv_cache_memory_bytes=2**56)
-
-
-class Faulty(FirstCome):
-    def rank(self, state: Any, request: Request, time: float) -> tuple[Any, Any]:
-        raise ZeroDivisionError(f"a policy's own: {state} {request.id} {time}")
-
-
-def test_a_policy_that_raises_serves_as_first_come_does(folder: str) -> None:
-    outputs = []
-    for policy in (Faulty(), FirstCome()):
-        with LLM(folder, executor="oracle", scheduling_policy=policy, **SETTINGS) as llm:
-            outputs.append(ids(llm.generate([1, 2], GREEDY)[0]))
-    assert outputs[0] == outputs[1] != ()
-
-
-@pytest.mark.parametrize("policy", [FirstCome, 5, object()])
-def test_what_is_no_policy(folder: str, policy: Any) -> None:
-    with pytest.raises(ConfigError, match="scheduling_policy"):
-        LLM(folder, scheduling_policy=policy)
