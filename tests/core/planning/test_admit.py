@@ -7,7 +7,7 @@ from attrs import evolve
 
 from minfer.planning.admit import Admission, admit, current_load, shortage
 from minfer.planning.prefix_hit import pages_needed
-from minfer.records.config import CacheGroup
+from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Admitted, Executed, Missed, QueueBlocked, Submit
 from minfer.records.policy import FirstCome, Load
 from minfer.records.request import Continuation, SamplingParams
@@ -333,6 +333,34 @@ def test_only_prompt_tokens_count_as_cached() -> None:
     bench.drain()
     (_, got) = bench.reasons_of(Admitted)
     assert (got.hit, got.cached, got.prompt) == (12, 5, 5)
+
+
+def shares(bench: Bench) -> list[tuple[int, int, int]]:
+    return [(a.hit, a.cached, a.prompt) for a in bench.reasons_of(Admitted)]
+
+
+def test_who_comes_back_after_a_preemption_counts_no_more() -> None:
+    bench = Bench(EngineConfig(num_blocks=8, block_size=4, depth=1, max_num_seqs=4))
+    bench.give(Submit(ask("a", 8, 20)), Submit(ask("b", 8, 20, prompt=(5,) * 8)))
+    bench.drain()
+    assert len(shares(bench)) > 2, "no sample was preempted"
+    assert [(cached, prompt) for _, cached, prompt in shares(bench)[:2]] == [
+        (0, 8),
+        (0, 8),
+    ]
+    assert {(cached, prompt) for _, cached, prompt in shares(bench)[2:]} == {(0, 0)}
+    assert any(hit for hit, _, _ in shares(bench)[2:]), (
+        "who comes back meets blocks of its own"
+    )
+    assert bench.ended["b", 0].cached == 0
+
+
+def test_each_sample_has_its_own_figure() -> None:
+    bench = Bench(CONFIG)
+    bench.give(Submit(ask("a", 10, 5, n=3)))
+    bench.drain()
+    assert shares(bench) == [(0, 0, 10), (8, 8, 10), (8, 8, 10)]
+    assert [bench.ended["a", sample].cached for sample in range(3)] == [0, 8, 8]
 
 
 def test_a_policy_hears_of_a_later_round_of_a_search_too() -> None:

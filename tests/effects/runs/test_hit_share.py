@@ -20,12 +20,10 @@ from minfer.effects.live.journal.journal_files import read_journal, write_journa
 from minfer.effects.runs.explain_command import figures
 from minfer.effects.runs.page.columns import Run
 from minfer.effects.serving.observability.metrics import Metrics
-from minfer.records.config import EngineConfig
 from minfer.records.messages import Admitted, Submit
 from minfer.records.request import Request
 from minfer.records.state import Turn
 from tests.core.recorded import recorded, storm
-from tests.core.test_engine import CONFIG, Bench, ask
 from tests.effects.storms import hits_by_plans, tally_of, weather
 from tests.effects.tiny_model import write_checkpoint
 from tests.effects.watched import Watched, settle
@@ -147,43 +145,3 @@ def test_a_running_engine_its_journal_and_its_outputs_agree(
     assert sum(r.cached for r in admissions if r.sample) > 0, (
         "no later sample hit anything"
     )
-
-
-# --- what counts ------------------------------------------------------------------------
-
-
-def shares(bench: Bench) -> list[tuple[int, int, int]]:
-    return [(a.hit, a.cached, a.prompt) for a in bench.reasons_of(Admitted)]
-
-
-def test_who_comes_back_after_a_preemption_counts_no_more() -> None:
-    bench = Bench(EngineConfig(num_blocks=8, block_size=4, depth=1, max_num_seqs=4))
-    bench.give(Submit(ask("a", 8, 20)), Submit(ask("b", 8, 20, prompt=(5,) * 8)))
-    bench.drain()
-    assert len(shares(bench)) > 2, "no sample was preempted"
-    assert [(cached, prompt) for _, cached, prompt in shares(bench)[:2]] == [
-        (0, 8),
-        (0, 8),
-    ]
-    assert {(cached, prompt) for _, cached, prompt in shares(bench)[2:]} == {(0, 0)}
-    assert any(hit for hit, _, _ in shares(bench)[2:]), (
-        "who comes back meets blocks of its own"
-    )
-    assert bench.ended["b", 0].cached == 0
-
-
-def test_of_what_a_resumed_request_hits_its_prompt_counts() -> None:
-    bench = Bench(CONFIG)
-    bench.give(Submit(ask("a", 8, 12)))
-    bench.drain()
-    out = tuple(bench.out["a", 0][:9])
-    bench.give(Submit(ask("b", 8, 12, output=out)))
-    assert shares(bench)[1] == (16, 8, 8)
-
-
-def test_each_sample_has_its_own_figure() -> None:
-    bench = Bench(CONFIG)
-    bench.give(Submit(ask("a", 10, 5, n=3)))
-    bench.drain()
-    assert shares(bench) == [(0, 0, 10), (8, 8, 10), (8, 8, 10)]
-    assert [bench.ended["a", sample].cached for sample in range(3)] == [0, 8, 8]
