@@ -54,7 +54,7 @@ def test_the_end_waits_for_enough_tokens(llm: LLM) -> None:
     assert drawn(llm, stop_token_ids=[9], logit_bias={9: 100}, min_tokens=2)[2:] == [9]
 
 
-def test_no_token_comes_twice_under_a_strong_penalty(llm: LLM) -> None:
+def test_fewer_tokens_come_twice_under_a_strong_penalty(llm: LLM) -> None:
     tokens = drawn(llm, frequency_penalty=2, presence_penalty=2, ignore_eos=True)
     plain = drawn(llm, ignore_eos=True)
     assert len(set(tokens)) > len(set(plain))
