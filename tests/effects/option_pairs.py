@@ -74,6 +74,14 @@ _GLM: Final[tuple[Option, ...]] = (
     _DIM,
     ({}, {"attention_bias": False}),
 )
+_GRANITE_MOE: Final[tuple[Option, ...]] = (
+    *_EVERY,
+    _BIAS,
+    _DIM,
+    _TOP,
+    ({}, {"residual_multiplier": 0.22}),
+    ({}, {"logits_scaling": 8.0}),
+)
 _OWN_ROPES: Final = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
@@ -201,6 +209,11 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
             ({}, {"attention_out_bias": True}),
             ({}, {"mlp_bias": True}),
         ),
+    ),
+    "GraniteMoe": ("experts", _GRANITE_MOE),
+    "GraniteMoeShared": (
+        "experts",
+        (*_GRANITE_MOE, ({}, {"shared_intermediate_size": 40})),
     ),
     "SmolLM3": (
         "every fourth",

@@ -89,6 +89,21 @@ _MULTIPLIERS: Final = {
     "residual_multiplier": 0.5,
     "embedding_multiplier": 3.0,
 }
+_GRANITE_MOE: Final[dict[str, dict[str, Any]]] = {
+    "experts": _EXPERTS | {"attention_multiplier": 0.25},
+    "multipliers": _EXPERTS | _MULTIPLIERS | _BIAS,
+    "one expert": _MULTIPLIERS
+    | _TIED
+    | {"num_local_experts": 8, "num_experts_per_tok": 1},
+    "all experts": _MULTIPLIERS
+    | {
+        "num_local_experts": 3,
+        "num_experts_per_tok": 3,
+        "head_dim": 32,
+        "residual_multiplier": 0.22,
+        "rms_norm_eps": 1e-3,
+    },
+}
 _UNPADDED: Final = {"pad_token_id": None}
 _GLM: Final[dict[str, dict[str, Any]]] = {
     "plain": _UNPADDED,
@@ -270,6 +285,11 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
             "rms_norm_eps": 1e-3,
             "rope_parameters": ROPES["llama3"],
         },
+    },
+    "GraniteMoe": _GRANITE_MOE,
+    "GraniteMoeShared": {
+        name: row | {"shared_intermediate_size": width}
+        for (name, row), width in zip(_GRANITE_MOE.items(), (0, 40, 24, 96), strict=True)
     },
     "SmolLM3": {
         "every fourth": {"num_hidden_layers": 4, "pad_token_id": None},

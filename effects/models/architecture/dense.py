@@ -43,6 +43,7 @@ class Dense:
     name: str = "mlp"  # in a layer of a checkpoint
     # The name of gate and up in a checkpoint that stores them as one.
     stored_gate_up: str = ""
+    down_name: str = "down_proj"
 
     def for_rank(self, rank_info: RankInfo) -> "Dense":
         """Returns the sizes of one rank's channels. Raises `UnsupportedModelError`."""
@@ -67,7 +68,7 @@ class Dense:
     def down(self) -> LinearSizes:
         """Back to the residual stream."""
         return LinearSizes(
-            names=(f"{self.name}.down_proj",),
+            names=(f"{self.name}.{self.down_name}",),
             outputs=(self.hidden_size,),
             inputs=self.intermediate_size,
             shard=Shard.ROW,

@@ -233,6 +233,8 @@ def _read_shared(
         bias=reader.is_set(family.mlp_bias),
         activation=family.activation,
         name=keys.shared_experts,
+        stored_gate_up=keys.shared_matrices[0],
+        down_name=keys.shared_matrices[1],
     )
 
 
@@ -320,7 +322,7 @@ def moe_parts(
     if router.correction is not None:
         yield WeightPart(f"{keys.router}.e_score_correction_bias", router.correction)
     is_stacked = keys.transposed if form.stacked is None else form.stacked
-    expert_parts = _stacked_parts if is_stacked else _single_parts
+    expert_parts = _stacked_parts if is_stacked or keys.stacks else _single_parts
     yield from expert_parts(sizes, weights.experts, form)
     if sizes.shared is not None and shared is not None:
         yield from dense_matrix_parts(sizes.shared, shared.gate_up, shared.down, form)
@@ -353,16 +355,19 @@ def _stacked_parts(
     num_fused = (
         1 if keys.transposed else 2
     )  # alternating gates and ups are divided as one matrix
-    for name, leaf, sizes_of, order, fused in (
-        ("gate_up_proj", experts.gate_up, sizes.gate_up, alternate, num_fused),
-        ("down_proj", experts.down, sizes.down, None, 1),
+    gate_up, down = keys.stacks or (
+        f"{keys.experts}.gate_up_proj",
+        f"{keys.experts}.down_proj",
+    )
+    for matrix, leaf, sizes_of, order, fused in (
+        (gate_up, experts.gate_up, sizes.gate_up, alternate, num_fused),
+        (down, experts.down, sizes.down, None, 1),
     ):
-        matrix = f"{keys.experts}.{name}"
         for weight_part in _stack_parts(matrix, leaf, form, transposed=keys.transposed):
             matrix_name = sizes_of.names[0]
             yield evolve(weight_part, matrix=matrix_name, fused=fused).rearranged(order)
         if leaf.bias is not None:
-            is_summed = name == "down_proj" and sizes.rank_experts is None
+            is_summed = matrix == down and sizes.rank_experts is None
             bias = WeightPart(
                 f"{matrix}_bias", leaf.bias, fused=fused, on_one_rank=is_summed
             )

@@ -35,6 +35,10 @@ class ExpertKeys:
     experts: str = "mlp.experts"
     matrices: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     shared_experts: str = "mlp.shared_experts"
+    # Names of the two stacked tensors in a layer, of a family whose checkpoints have no
+    # others; and of a shared expert's gate and up, stored as one, and its down.
+    stacks: tuple[str, ...] = ()
+    shared_matrices: tuple[str, str] = ("", "down_proj")
     # Stacked tensors are [experts, in, out], and gates alternate with ups.
     transposed: bool = False
 

@@ -33,6 +33,8 @@ RICH = {
     "Gemma3": "ropes",
     "Granite": "multipliers",
     "SmolLM3": "windows",
+    "GraniteMoe": "multipliers",
+    "GraniteMoeShared": "multipliers",
     "Olmo2": "biases",
     "Glm": "plain",
     "Glm4": "plain",
