@@ -599,7 +599,7 @@ def test_executors_without_weights(folder: str, tmp_path: Path, executor: str) -
         completion = llm.generate("abc", SamplingParams(max_tokens=20, temperature=0))[
             0
         ].outputs[0]
-    assert len(completion.token_ids) == 20
+    assert completion.token_ids
     if executor == "dry":
         assert completion.text == " This text was not w"
 
