@@ -50,6 +50,9 @@ CASES: Final = {
     ("DeepseekV3", "groups"): {"moe_intermediate_size": 32, "v_head_dim": 16},
     ("GptOss", "alternate"): {},
     ("Gemma3", "pattern"): {},
+    ("Granite", "multipliers"): {},
+    ("Olmo2", "norms behind"): {},
+    ("Phi3", "partial"): {},
 }
 # Groups of 128 are wider than these models.
 SCHEMES: Final = ("fp8", "fp8_per_block", "int8", "int4-g32", "mxfp4", "nvfp4")
@@ -65,6 +68,12 @@ def through(matrix: Tensor, scheme: Scheme) -> Tensor:
 def dequantized(name: str, matrix: Tensor, scheme: Scheme, *, turned: bool) -> Tensor:
     """A parameter of transformers' model, of which each matrix is rounded."""
     matrix_rows = matrix.mT if turned else matrix
+    if matrix.dim() == 2 and name.endswith(("qkv_proj.weight", "gate_up_proj.weight")):
+        # There are half as many key heads as query heads.
+        half = len(matrix) // 2
+        parts = [half, half // 2, half // 2] if "qkv" in name else [half, half]
+        pieces = matrix.split_with_sizes(parts)
+        return torch.cat([through(piece, scheme) for piece in pieces])
     if name.endswith("gate_up_proj"):
         halves = (
             [matrix_rows[:, ::2], matrix_rows[:, 1::2]]

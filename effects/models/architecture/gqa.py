@@ -382,7 +382,7 @@ def attend_gqa(
     """
     qkv = norm_linear(hidden, weights.norm, weights.qkv, step.products)
     if weights.whole_norms is not None:
-        norm_heads(qkv, weights.whole_norms, step.communicator)
+        norm_heads(qkv, weights.whole_norms, step.products, step.communicator)
     attended = step.cache.rotate_and_attend(step.batch, index, qkv, weights.heads)
     if keep is not None:
         # Of the other tokens, only keys and values are needed.

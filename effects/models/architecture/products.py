@@ -123,11 +123,16 @@ def normalise(x: "Tensor", norm: Norm) -> "Tensor":
     return normalised
 
 
-def norm_heads(qkv: "Tensor", norms: WholeNorms, communicator: Communicator) -> None:
+def norm_heads(
+    qkv: "Tensor",
+    norms: WholeNorms,
+    context: ProductContext,
+    communicator: Communicator,
+) -> None:
     """Normalise the queries of all heads of all ranks together, and the keys, in place:
     `qkv` [tokens, queries + keys + values] of this rank's heads.
     """
-    kernels = _module("heads_norm" if qkv.is_cuda else "plain")
+    kernels = _module("heads_norm" if context.on_gpu else "plain")
     squares = None
     if not communicator.rank_info.has_whole_matrices:
         squares = communicator.sum(kernels.square_sums(qkv, norms))

@@ -13,6 +13,7 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -38,7 +39,7 @@ from minfer.effects.models.ranks import (
     RankInfo,
     SingleRank,
 )
-from minfer.kernels import fused_linear
+from minfer.kernels import fused_linear, heads_norm
 from minfer.kernels.compiling import compile_launches
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Submit
@@ -58,6 +59,10 @@ LATENTS: Final = parse_spec(
     written("DeepseekV2", _OF_LATENTS | {"vocab_size": VOCAB}), dtype="bfloat16"
 )
 HOPPER: Final = (9, 0)
+# What multiplies and normalises on a GPU.
+PRODUCTS: Final = SimpleNamespace(
+    **{**vars(fused_linear), "norm_heads": heads_norm.norm_heads}
+)
 MIN_EXPAND_TOKENS: Final = 64  # and MIN_DEQUANTIZE_TOKENS: as no prompt here is long
 
 
@@ -125,6 +130,8 @@ CASES: Final = {
     "float32": Case(evolve(BASE, dtype="float32"), graphs=False),
     "windows": Case(with_windows(BASE, None, 40), capability=(8, 0)),
     "norms": Case(with_attention(BASE, qk_norm=True, heads=6, kv_heads=1)),
+    "norms of all heads": Case(with_attention(BASE, qk_norm=True, qk_norm_over="all")),
+    "scaled logits": Case(evolve(BASE, logit_scale=0.5)),
     "latents": Case(LATENTS, captured=128),
     "int8": Case(evolve(BASE, kv_dtype="int8"), captured=128),
     "wide": Case(
@@ -173,7 +180,7 @@ def executing(
         else patch.object(routes, "captured_tokens", lambda *_: captured),
         specialization.recorded(case.capability) as launches,
         patch.object(kernels, "interpreting", True),
-        patch.object(products, "_module", lambda _: fused_linear),
+        patch.object(products, "_module", lambda _: PRODUCTS),
     ):
         draft = None
         if case.draft is not None:

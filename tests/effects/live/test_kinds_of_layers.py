@@ -22,6 +22,10 @@ KINDS: Final = {
     "MLA": ("DeepseekV3", "groups"),
     "sinks and windows": ("GptOss", "alternate"),
     "norms behind and windows": ("Gemma3", "pattern"),
+    "norms of all heads": ("Olmo2", "norms behind"),
+    "scaled residuals": ("Granite", "multipliers"),
+    "layers without rotation": ("SmolLM3", "interval"),
+    "matrices stored as one": ("Phi3", "partial"),
 }
 # 20 blocks; a sequence needs up to 12.
 TIGHT: Final = {"num_gpu_blocks_override": 20}

@@ -41,6 +41,8 @@ KINDS = [
             ("Mixtral", "experts"),
             ("Glm4Moe", "experts"),
             ("DeepseekV3", "groups"),
+            ("Phi3", "partial"),
+            ("Glm4", "quarter"),
         )
     ),
 ]
