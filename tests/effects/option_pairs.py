@@ -92,6 +92,7 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
     "Qwen3": ("plain", (*_EVERY, _BIAS, _DIM, _QWEN_WINDOW)),
     "Llama": ("plain", (*_EVERY, _BIAS, _DIM, ({}, {"mlp_bias": True}))),
     "Mistral": ("plain", (*_EVERY, _DIM, _WINDOW)),
+    "Ministral": ("windows", (*_EVERY, _DIM, _WINDOW, _MIXED)),
     "Mixtral": ("experts", (*_EVERY, _DIM, _WINDOW, _TOP)),
     "Qwen2Moe": (
         "experts",

@@ -161,7 +161,23 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         "window": {"sliding_window": WINDOW},
         "window, tied": _TIED | {"sliding_window": WINDOW, "head_dim": 32},
     },
-    "Ministral": {"windows alternate": {"sliding_window": WINDOW, "layer_types": _MIXED}},
+    "Ministral": {
+        "windows alternate": {"sliding_window": WINDOW, "layer_types": _MIXED},
+        "windows": _TIED | {"sliding_window": WINDOW, "rope_parameters": _YARN},
+        "one window": {
+            "sliding_window": WINDOW,
+            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            "head_dim": 32,
+            "num_key_value_heads": 1,
+            "rms_norm_eps": 1e-3,
+        },
+        "two windows": {
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
+            "num_key_value_heads": 4,
+            "rope_parameters": ROPES["linear"],
+        },
+    },
     "Mixtral": {
         "experts": _EXPERTS,
         "experts, windows": _EXPERTS | {"sliding_window": WINDOW},
