@@ -71,6 +71,8 @@ def prepare_draft(
     """Returns the draft model, if there is one. Raises as `prepare`."""
     draft = find_draft_checkpoint(speculative, folder, spec, config)
     window = args.attention_window
+    if draft is not None:
+        draft = evolve(draft, spec=draft.spec.with_context(config.max_model_len))
     if draft is not None and window is not None:  # it reads the same block tables
         draft = _with_window(draft, window, args.attention_sink_tokens)
     if draft is not None and device.kind == "cuda":

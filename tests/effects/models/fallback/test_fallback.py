@@ -133,6 +133,30 @@ def test_the_factors_of_longrope_are_in_the_keys_of_blocks(
     assert len(keys) == 2
 
 
+@pytest.mark.parametrize(("length", "is_long"), [(32, False), (33, True)])
+def test_a_draft_model_has_the_factors_of_its_target(
+    length: int, is_long: bool, tmp_path: Path
+) -> None:
+    long_rope(tmp_path, "silu")
+    drafts = {
+        "method": "draft_model",
+        "model": str(tmp_path),
+        "num_speculative_tokens": 2,
+    }
+    setup = prepare(
+        EngineArgs(
+            model=str(tmp_path),
+            max_model_len=length,
+            speculative_config={**drafts, "model": str(tmp_path)},
+            skip_tokenizer_init=True,
+        )
+    )
+    assert setup.draft is not None
+    for spec in (setup.spec, setup.draft.spec):
+        ropes = [layer.attention.rope for layer in spec.layers]
+        assert all(rope is not None and rope.is_long is is_long for rope in ropes)
+
+
 @pytest.mark.long
 def test_dynamic_rope_is_at_rest_below_its_context(tmp_path: Path) -> None:
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
