@@ -4,6 +4,8 @@ import argparse
 from typing import Final
 
 from minfer.effects.cli.options import engine_options
+from minfer.effects.models.checkpoint.checkpoint import skipped_tensors
+from minfer.effects.models.checkpoint.stored_matrices import stored_tensor_names
 from minfer.effects.models.ranks import Parallel
 from minfer.effects.setup.engine_args import engine_args
 from minfer.effects.setup.memory import describe
@@ -47,6 +49,8 @@ def run(options: argparse.Namespace) -> int:
     """Print the memory plan; returns the exit code."""
     setup = prepare(engine_args(options), limit=options.memory)
     details = [("device", setup.device.name), *_ranks(setup.args.parallel)]
+    if skipped := skipped_tensors(setup.spec, stored_tensor_names(setup.folder)):
+        details.append(("not read", skipped))
     details += [*setup.described_tiers(), *_kernels(setup)]
     print(describe(setup.memory, options.model or "bundled", details))
     return 0

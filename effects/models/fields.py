@@ -63,6 +63,9 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "deepseek_v3": {"topk_method": ("noaux_tc",)},
     "glm4_moe_lite": {"topk_method": ("noaux_tc",)},
     "glm4_moe": {"topk_method": ("noaux_tc",)},
+    # Text halves, whose classes do this whatever the field of the family says.
+    "glm4v_moe_text": {"topk_method": ("noaux_tc",), "use_qk_norm": (False,)},
+    "qwen3_vl_moe_text": {"norm_topk_prob": (True,)},
 }
 # Fields of transformers' classes, by `model_type`, that their forwards do not read.
 UNREAD: Final[Mapping[str, frozenset[str]]] = {

@@ -9,7 +9,11 @@ from torch import Tensor
 from minfer.effects.cli.verify.dequantized import Dequantized
 from minfer.effects.cli.verify.findings import Check, judge
 from minfer.effects.models.architecture.spec import ModelSpec
-from minfer.effects.models.checkpoint.checkpoint import read_optional, shards
+from minfer.effects.models.checkpoint.checkpoint import (
+    read_optional,
+    shards,
+    skipped_tensors,
+)
 from minfer.effects.text.tokenizer import Tokenizer
 
 MAX_WEIGHT: Final = 1e6  # of a weight; trained ones stay below 1e3
@@ -17,17 +21,20 @@ MAX_WEIGHT: Final = 1e6  # of a weight; trained ones stay below 1e3
 
 def check_tensors(copy: Dequantized, spec: ModelSpec) -> Check:
     """Check for numbers that no training produces: NaN, infinities, constant matrices,
-    rows of zeros, which rounding may also produce.
+    rows of zeros, which rounding may also produce. Tensors that are not read are named.
     """
-    bad = []
-    count = 0
+    bad, names = [], list[str]()
     for path, _ in shards(copy.folder):
         for name, stored in load_file(path).items():
-            count += 1
+            names.append(name)
+            if name.startswith(spec.skipped_prefixes):
+                continue
             rows = 0 if name in copy.quantized else spec.vocab_size
             wrong = _damage(stored.float(), rows)
             bad += [f"{name} {wrong}"] if wrong else []
-    return judge("tensors", bad, f"{count} tensors")
+    skipped = skipped_tensors(spec, names)
+    note = f"; not read are {skipped}" if skipped else ""
+    return judge("tensors", bad, f"{len(names)} tensors{note}")
 
 
 def _damage(tensor: Tensor, vocabulary: int) -> str:

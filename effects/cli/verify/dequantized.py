@@ -212,7 +212,8 @@ def _of_experts(
         name = "gate_up_proj" if len(sizes.names) > 1 else "down_proj"
         rows = (sum(sizes.outputs),)
         stacked = evolve(sizes, names=(name,), outputs=rows, bias=False)
-        yield StoredMatrix(f"{keys.experts}.{name}", stacked, keys.transposed)
+        transposed = keys.transposed or (keys.maybe_transposed and files.transposed)
+        yield StoredMatrix(f"{keys.experts}.{name}", stacked, transposed)
         return
     for expert in range(sizes.experts):
         for name, outputs in zip(sizes.names, sizes.outputs, strict=True):

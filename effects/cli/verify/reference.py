@@ -12,8 +12,9 @@ from torch import Tensor
 
 from minfer.effects.cli.verify.dequantized import Dequantized
 from minfer.effects.cli.verify.rounded import RoundedProducts
-from minfer.effects.models.checkpoint.checkpoint import CheckpointError
+from minfer.effects.models.checkpoint.checkpoint import CheckpointError, read_config
 from minfer.effects.models.dtypes import torch_dtype
+from minfer.effects.models.families.multimodal import MULTIMODAL
 
 Logits = Callable[[list[int]], Tensor]  # of a text: float32, [tokens, vocab]
 _WEIGHTS: Final = {".safetensors", ".bin", ".gguf", ".pt", ".pth"}
@@ -31,12 +32,19 @@ def load_reference(kind: Any, folder: Path, **options: Any) -> Any:
         ) from error
 
 
+def _auto_class(folder: Path) -> Any:
+    """The class of transformers that knows a folder's model."""
+    if read_config(folder).get("model_type") in MULTIMODAL:
+        return transformers.AutoModelForImageTextToText
+    return transformers.AutoModelForCausalLM
+
+
 def reference_logits(copy: Dequantized, dtype: str) -> Logits:
     """The function from token ids to logits that transformers' model computes; it rounds
     activations as the checkpoint's scheme does.
     """
     model = load_reference(
-        transformers.AutoModelForCausalLM,
+        _auto_class(copy.folder),
         copy.folder,
         dtype=torch_dtype(dtype),
         attn_implementation="eager",
@@ -67,8 +75,7 @@ def write_random(folder: Path, copy: Path, seed: int) -> Path:
     config = load_reference(transformers.AutoConfig, folder)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        auto: Any = transformers.AutoModelForCausalLM
-        model = auto.from_config(config)
+        model = _auto_class(folder).from_config(config)
     model.save_pretrained(copy)
     for name in ("config.json", "generation_config.json"):  # as their makers wrote them
         if (folder / name).is_file():

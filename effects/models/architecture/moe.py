@@ -351,6 +351,7 @@ def _stacked_parts(
 ) -> Iterator[WeightPart]:
     """Yields the tensors of all experts."""
     keys = sizes.keys
+    transposed = keys.transposed or (keys.maybe_transposed and form.transposed)
     alternate = _gates_first if keys.transposed else None
     num_fused = (
         1 if keys.transposed else 2
@@ -363,7 +364,7 @@ def _stacked_parts(
         (gate_up, experts.gate_up, sizes.gate_up, alternate, num_fused),
         (down, experts.down, sizes.down, None, 1),
     ):
-        for weight_part in _stack_parts(matrix, leaf, form, transposed=keys.transposed):
+        for weight_part in _stack_parts(matrix, leaf, form, transposed=transposed):
             matrix_name = sizes_of.names[0]
             yield evolve(weight_part, matrix=matrix_name, fused=fused).rearranged(order)
         if leaf.bias is not None:

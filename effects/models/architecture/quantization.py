@@ -75,6 +75,7 @@ class CheckpointForm:
     # Whether the matrices of all experts of a layer are one tensor; None: as the family
     # is published.
     stacked: bool | None = None
+    transposed: bool = False  # which is [experts, in, out], if the family has both forms
 
     def format_of(self, matrix: str) -> WeightFormat:
         """Returns the format of a quantized matrix. Raises ValueError if there is

@@ -7,30 +7,34 @@ from minfer.effects.models.architecture.layers import Layer, read_layers
 from minfer.effects.models.architecture.linear import NormRule
 from minfer.effects.models.architecture.quantization import read_quantization
 from minfer.effects.models.architecture.refusals import refuse_kind
-from minfer.effects.models.architecture.spec import ModelSpec
-from minfer.effects.models.config_reader import ConfigReader, ModelConfigError
+from minfer.effects.models.architecture.spec import ModelSpec, layer_prefix
+from minfer.effects.models.architecture.text_half import (
+    TextHalf,
+    is_multimodal,
+    prefixed,
+    read_text_half,
+)
+from minfer.effects.models.config_reader import (
+    ConfigReader,
+    ModelConfigError,
+    UnsupportedModelError,
+)
 from minfer.effects.models.dtypes import DTYPE_BYTES
 from minfer.effects.models.families.family import Family
-from minfer.effects.models.families.table import BY_MODEL_TYPE, FAMILIES
+from minfer.effects.models.families.multimodal import MULTIMODAL
+from minfer.effects.models.families.table import (
+    BY_MODEL_TYPE,
+    FAMILIES,
+    MODEL_TYPE_ALIASES,
+)
 from minfer.effects.models.fields import check_fields
 
 RMS_NORM_EPS = 1e-6  # where a config has none
-# Other names of a `model_type`: Kimi K2 is DeepSeek-V3 with other sizes.
-MODEL_TYPE_ALIASES: Final = {"kimi_k2": "deepseek_v3"}
-# Models of text and images by `model_type`, with that of their part about text.
-MULTIMODAL: Final = {"gemma3": "gemma3_text"}
-OUTER_KEYS: Final = (
-    "dtype",
-    "torch_dtype",
-    "eos_token_id",
-    "tie_word_embeddings",
-    "quantization_config",
-)
-# How the names of tensors begin that are of other parts.
-OTHER_PREFIXES: Final = tuple(
-    prefix + component
+# How the names of tensors begin that are of other parts, beside a config of text alone.
+OTHER_PARTS: Final = tuple(
+    prefix + part
     for prefix in ("", "model.")
-    for component in ("vision_tower.", "multi_modal_projector.")
+    for part in ("vision_tower.", "multi_modal_projector.")
 )
 
 
@@ -43,7 +47,8 @@ def parse_spec(
     Raises `UnsupportedModelError` for models outside the family table, `ModelConfigError`
     for bad values.
     """
-    family, config = _family_of(config, source)
+    half = _family_of(config, source)
+    family, config = half.family, half.config
     assumed = {"rms_norm_eps": RMS_NORM_EPS, **family.defaults}
     reader = ConfigReader({**assumed, **config}, source)
     residual_multiplier = _factor(reader, family.residual_multiplier)
@@ -72,7 +77,7 @@ def parse_spec(
         logit_scale=logit_scale / _factor(reader, family.logit_divisor),
         tie_word_embeddings=reader.flag("tie_word_embeddings"),
         initializer_range=reader.positive("initializer_range", 0.02),
-        skipped_prefixes=(*OTHER_PREFIXES, *_further_layers(reader, len(layers))),
+        skipped_prefixes=(*half.other_parts, *_further_layers(reader, len(layers))),
     )
 
 
@@ -93,16 +98,14 @@ def _factor(reader: ConfigReader, key: str) -> float:
     return reader.positive(key, 1.0) if key else 1.0
 
 
-def _family_of(
-    config: Mapping[str, Any], source: str
-) -> tuple[Family, Mapping[str, Any]]:
+def _family_of(config: Mapping[str, Any], source: str) -> TextHalf:
     """Returns a config's row of the table, and its part about text, if it has parts."""
-    text = config.get("text_config")
-    if config.get("model_type") in MULTIMODAL and isinstance(text, dict):
-        outer = {key: config[key] for key in OUTER_KEYS if config.get(key) is not None}
-        config = {**text, **outer, "model_type": MULTIMODAL[config["model_type"]]}
-        return _family(ConfigReader(config, source)), config
-    return _family(ConfigReader(config, source)), config
+    reader = ConfigReader(config, source)
+    half = read_text_half(config, read_architectures(reader), source)
+    if half is None:
+        return TextHalf(_family(reader), config, OTHER_PARTS)
+    _check_family(ConfigReader(half.config, source), half.family)
+    return half
 
 
 def _further_layers(reader: ConfigReader, layers: int) -> list[str]:
@@ -111,7 +114,11 @@ def _further_layers(reader: ConfigReader, layers: int) -> list[str]:
     """
     keys = ("num_nextn_predict_layers", "num_mtp_layers")
     num_further = max(reader.size(key, 0, low=0) for key in keys)
-    return [f"model.layers.{layers + i}." for i in range(num_further)]
+    return [
+        prefix
+        for i in range(num_further)
+        for prefix in prefixed(layer_prefix(layers + i))
+    ]
 
 
 def _family(reader: ConfigReader) -> Family:
@@ -132,11 +139,28 @@ def _family(reader: ConfigReader) -> Family:
         if not names and kind is None:
             raise reader.error("architectures", "a list of class names")
         refuse_kind(reader, names)
+        if is_multimodal(reader.config):
+            raise _unknown_multimodal(reader, names)
         name = f"architecture {', '.join(names)}" if names else f"model_type {kind!r}"
         raise reader.unknown(f"{name} is not supported; supported: {', '.join(FAMILIES)}")
+    _check_family(reader, family)
+    return family
+
+
+def _unknown_multimodal(reader: ConfigReader, names: list[str]) -> UnsupportedModelError:
+    """Returns the error about a multimodal model that the table does not have."""
+    kind = reader.config.get("model_type")
+    return reader.refusal(
+        f"{', '.join(names) or f'model_type {kind!r}'} is multimodal, and which of its "
+        f"tensors are of its text half is not known; of multimodal models, the text "
+        f"halves of {', '.join(MULTIMODAL)} work"
+    )
+
+
+def _check_family(reader: ConfigReader, family: Family) -> None:
+    """Refuse what the config of a family asks for and minfer does not compute."""
     _check_activation(reader, family)
     check_fields(reader, family)
-    return family
 
 
 def _check_activation(reader: ConfigReader, family: Family) -> None:

@@ -8,7 +8,8 @@ where tensors are made.
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,6 +82,7 @@ STACKED_SUFFIXES = (
     ".experts.gate_up_proj_blocks",
 )  # end names of matrices of all experts of a layer
 _log = logging.getLogger("minfer.weights")
+_start_log = logging.getLogger("minfer.start")  # which a server shows
 
 
 class TensorMismatchError(CheckpointError):
@@ -90,8 +92,8 @@ class TensorMismatchError(CheckpointError):
 
 
 def eos_ids(folder: Path) -> tuple[int, ...]:
-    """Returns the ids that end a sequence, from generation_config.json and config.json;
-    invalid ids are left out.
+    """Returns the ids that end a sequence, from generation_config.json and config.json,
+    or its `text_config` where the config itself has none; invalid ids are left out.
     """
     ids: list[Any] = []
     if is_gguf(folder):
@@ -100,7 +102,10 @@ def eos_ids(folder: Path) -> tuple[int, ...]:
         names = "generation_config.json", "config.json"
         files = [read_optional(folder / name) for name in names]
     for file in files:
+        text = file.get("text_config")
         value = file.get("eos_token_id")
+        if value is None and isinstance(text, dict):
+            value = text.get("eos_token_id")
         ids += map(whole_to_int, value if isinstance(value, list) else [value])
     ids = [token for token in ids if type(token) is int and 0 <= token <= LARGEST_TOKEN]
     return tuple(dict.fromkeys(ids))
@@ -155,6 +160,9 @@ def load_weights(
         found_tensors = find_tensors(Path(folder), stack, dtype, device)
         form = checkpoint_form(spec, found_tensors)
         places = _checked_places(spec, found_tensors, form, Path(folder))
+        skipped = skipped_tensors(spec, found_tensors.places)
+        if skipped and rank_info.rank == 0:
+            _start_log.info("%s: not read are %s", folder, skipped)
         rank_spec = spec if rank_info == WHOLE_MODEL else spec.for_rank(rank_info)
         model_parts = expected_parts(spec, form)
         weights = empty_weights(rank_spec, dtype, device)
@@ -194,9 +202,8 @@ def planned_parts(
 def checkpoint_form(spec: ModelSpec, found_tensors: FoundTensors) -> CheckpointForm:
     """Returns how the files store matrices: of experts, both forms occur."""
     weight_format = None if spec.quantization is None else spec.quantization.format
-    stacked = any(
-        place.name.endswith(STACKED_SUFFIXES) for place in found_tensors.places.values()
-    )
+    places = found_tensors.places.values()
+    stacked = any(place.name.endswith(STACKED_SUFFIXES) for place in places)
     if isinstance(weight_format, CompressedTensors):
         zeros = [
             place
@@ -205,7 +212,24 @@ def checkpoint_form(spec: ModelSpec, found_tensors: FoundTensors) -> CheckpointF
         ]
         types = {place.file.get_slice(place.name).get_dtype() for place in zeros[:1]}
         weight_format = evolve(weight_format, byte_zeros=not types <= {*packing.TYPES})
-    return CheckpointForm(weight_format, stacked)
+    return CheckpointForm(weight_format, stacked, _are_transposed(spec, places))
+
+
+def _are_transposed(spec: ModelSpec, places: Iterable[TensorPlace]) -> bool:
+    """Returns whether tensors of all experts' matrices are [experts, in, out]: by that of
+    the product down, whose outputs are the model's. As in transformers, a square one is
+    not.
+    """
+    keys = spec.family.experts
+    if keys is None or not keys.maybe_transposed:
+        return False
+    shapes = (
+        place.file.get_slice(place.name).get_shape()
+        for place in places
+        if place.name.endswith(f".{keys.experts}.down_proj")
+    )
+    shape = [*next(shapes, [])]
+    return bool(shape) and shape[-1] == spec.hidden_size != shape[1]
 
 
 def _fill_weights(
@@ -341,6 +365,20 @@ def _refuse_quantized_ends(places: Mapping[str, TensorPlace]) -> None:
                 f"{places[name].path}: tensor {name}: quantized embeddings and output "
                 f"heads are not supported; use a checkpoint in which they are not"
             )
+
+
+def skipped_tensors(spec: ModelSpec, names: Iterable[str]) -> str:
+    """Returns how many of these tensors are not read, as they are of other parts of a
+    checkpoint than this model, in all and by how their names begin; empty: none.
+    """
+    counts = Counter(
+        prefix
+        for name in names
+        for prefix in spec.skipped_prefixes
+        if name.startswith(prefix)
+    )
+    listed = ", ".join(f"{prefix}* ({count})" for prefix, count in counts.items())
+    return f"{counts.total()} tensors of other parts: {listed}" if counts else ""
 
 
 def _missing(

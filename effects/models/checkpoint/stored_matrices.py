@@ -147,6 +147,13 @@ def _outlier_ratio(spec: ModelSpec, path: Path, name: str) -> float:
     return float(sizes.max() / sizes.median().clamp(min=1e-30))
 
 
+def stored_tensor_names(folder: Path) -> list[str]:
+    """Returns the names of a checkpoint's tensors; none if its files cannot be read."""
+    with suppress(CheckpointError, OSError, ValueError, RecursionError):
+        return [name for name, _ in _places(folder)]
+    return []
+
+
 def _places(folder: Path) -> Iterator[tuple[str, tuple[Path, str]]]:
     """Yields the names of a checkpoint's tensors, and where they are."""
     for path, names in shards(folder):

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Final, TypeVar
 
 from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.families.multimodal import TEXT_PREFIXES
 
 PREFIX: Final = "model."  # of all names but the output head's
 Value = TypeVar("Value")
@@ -14,17 +15,32 @@ def model_name(spec: ModelSpec, name: str, names: Collection[str]) -> str:
     """Returns the model's name of a tensor that a file calls `name`.
 
     As in transformers, `model.` is put before a name, or removed from it, where that
-    makes it one of the `names`.
+    makes it one of the `names`. So is what the text half of a multimodal model is called
+    there.
     """
-    for renaming in spec.family.renamings:
-        name = re.sub(renaming.pattern, renaming.name, name, count=1)
-    name = _in_format(spec, name)
-    for prefix in spec.family.prefixes:
-        if (stripped := name.replace(prefix, "", 1)) in names:
-            return stripped
-    for candidate in (name.removeprefix(PREFIX), PREFIX + name):
-        if candidate != name and candidate in names:
-            return candidate
+    inner = _in_text_half(name)
+    for stored_name in (name,) if inner == name else (inner, name):
+        for renaming in spec.family.renamings:
+            stored_name = re.sub(renaming.pattern, renaming.name, stored_name, count=1)
+        stored_name = _in_format(spec, stored_name)
+        for candidate in (
+            stored_name,
+            stored_name.removeprefix(PREFIX),
+            PREFIX + stored_name,
+        ):
+            if candidate in names:
+                return candidate
+    return stored_name
+
+
+def _in_text_half(name: str) -> str:
+    """Returns a tensor's name without the name of the text half: of
+    `model.language_model.norm.weight`, `model.norm.weight`.
+    """
+    outer = PREFIX if name.startswith(PREFIX) else ""
+    for prefix in TEXT_PREFIXES:
+        if name.startswith(outer + prefix):
+            return outer + name.removeprefix(outer + prefix)
     return name
 
 

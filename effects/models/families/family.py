@@ -41,6 +41,8 @@ class ExpertKeys:
     shared_matrices: tuple[str, str] = ("", "down_proj")
     # Stacked tensors are [experts, in, out], and gates alternate with ups.
     transposed: bool = False
+    # Stacked tensors are [experts, in, out] in some checkpoints, as their shapes show.
+    maybe_transposed: bool = False
 
 
 @frozen(kw_only=True)
@@ -117,5 +119,7 @@ class Family:
     stored_qkv: str = ""
     stored_gate_up: str = ""
     eos_ids: tuple[int, ...] = ()  # where a config has none, or null
-    prefixes: tuple[str, ...] = ()  # further ones of tensors' names in checkpoints
+    # Positions may have three sections, of images and video (M-RoPE of Qwen-VL, GLM-V):
+    # those of text are equal, so that they are positions.
+    position_sections: bool = False
     renamings: tuple[Renaming, ...] = ()

@@ -38,6 +38,5 @@ ROWS: Final = (
         embedding_scale=True,
         score_scale="query_pre_attn_scalar",
         rope_bases=RopeBases(full=1e6, sliding=1e4, sliding_key="rope_local_base_freq"),
-        prefixes=("language_model.",),
     ),
 )

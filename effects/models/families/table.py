@@ -33,5 +33,7 @@ _ROWS: Final = (
     *phi.ROWS,
     *seed_oss.ROWS,
 )
+# Other names of a `model_type`: Kimi K2 is DeepSeek-V3 with other sizes.
+MODEL_TYPE_ALIASES: Final[Mapping[str, str]] = {"kimi_k2": "deepseek_v3"}
 FAMILIES: Final[Mapping[str, Family]] = {row.architecture: row for row in _ROWS}
 BY_MODEL_TYPE: Final[Mapping[str, Family]] = {row.model_type: row for row in _ROWS}

@@ -9,6 +9,7 @@ import transformers
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
 from minfer.effects.models.families.table import BY_MODEL_TYPE
+from minfer.effects.models.families.text_halves import TEXT_HALVES
 from minfer.effects.models.fields import INERT, INERT_OF, NEUTRAL, NEUTRAL_OF
 from minfer.effects.models.layout.shapes import parameter_count
 from tests.effects.published_configs import BILLIONS, PUBLISHED
@@ -179,7 +180,8 @@ def test_fields_that_transformers_does_not_have_are_ignored() -> None:
 
 
 def test_families_of_the_lists_exist() -> None:
-    assert BY_MODEL_TYPE.keys() >= NEUTRAL_OF.keys() | INERT_OF.keys()
+    kinds = BY_MODEL_TYPE.keys() | TEXT_HALVES.keys()
+    assert kinds >= NEUTRAL_OF.keys() | INERT_OF.keys()
     assert BY_MODEL_TYPE.keys() == {class_of(family).model_type for family in RICH}
     assert not INERT & NEUTRAL.keys()
 
