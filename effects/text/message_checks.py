@@ -3,12 +3,14 @@ without an error.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 _BESIDE_CONTENT: Final = ("tool_calls", "reasoning_content", "reasoning", "thinking")
 _MAX_SHOWN_CHARS: Final = 80  # of a value in an error
+_MEDIUM: Final = re.compile(r"(input_)?(image|audio|video)(_url)?")  # types of parts
 
 
 def message_error(message: Any) -> str | None:
@@ -36,13 +38,19 @@ def message_error(message: Any) -> str | None:
     return next((f".content[{index}]{error}" for index, error in errors if error), None)
 
 
+def unsupported(kind: object, shown: str, supported: str) -> str:
+    """The error about a type of parts, `shown` in it, other than the `supported` ones."""
+    is_medium = isinstance(kind, str) and _MEDIUM.fullmatch(kind)
+    note = ": models read text here, multimodal ones too" if is_medium else ""
+    return f"{shown} is not supported{note}; there is {supported}"
+
+
 def _part_error(content_part: Any) -> str | None:
     if not isinstance(content_part, Mapping):
         return f": must be an object, not {_kind(content_part)}"
     if content_part.get("type") != "text":
-        return (
-            f'.type: {_shown(content_part.get("type"))} is not supported; there is "text"'
-        )
+        kind = content_part.get("type")
+        return ".type: " + unsupported(kind, _shown(kind), '"text"')
     if not isinstance(content_part.get("text"), str):
         return f".text: must be a string, not {_kind(content_part.get('text'))}"
     return None

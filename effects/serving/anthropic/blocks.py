@@ -23,6 +23,7 @@ from minfer.effects.serving.request_parsing.typed_objects import (
     template_content,
     text_or_parts,
 )
+from minfer.effects.text.message_checks import unsupported
 
 TemplateMessage = dict[str, Any]  # a message for chat templates
 
@@ -136,9 +137,7 @@ def _read_by_kind(value: object, kinds: Mapping[str, Any]) -> object:
     kind = value.get("type", "text") if isinstance(value, dict) else "text"
     if not isinstance(kind, str) or kind not in kinds:
         supported = " or ".join(map(short_json, kinds))
-        raise invalid_value(
-            f"{short_json(kind)} is not supported; there is {supported}", "type"
-        )
+        raise invalid_value(unsupported(kind, short_json(kind), supported), "type")
     return kinds[kind].model_validate(value)
 
 

@@ -35,6 +35,7 @@ from minfer.effects.serving.request_parsing.typed_objects import (
     template_content,
     text_or_parts,
 )
+from minfer.effects.text.message_checks import unsupported
 
 _NEUTRAL_IN_PARTS: Final[Mapping[str, tuple[Any, ...]]] = {
     "annotations": ([],),
@@ -267,9 +268,7 @@ def _read_item(value: object) -> object:
     kind = value.get("type", "message") if isinstance(value, dict) else "message"
     if not isinstance(kind, str) or kind not in _KINDS:
         supported = " or ".join(map(short_json, _KINDS))
-        raise invalid_value(
-            f"{short_json(kind)} is not supported; there is {supported}", "type"
-        )
+        raise invalid_value(unsupported(kind, short_json(kind), supported), "type")
     return _KINDS[kind].model_validate(value)
 
 

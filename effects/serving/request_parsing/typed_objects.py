@@ -14,6 +14,7 @@ from minfer.effects.serving.request_parsing.bodies import (
     invalid_value,
     short_json,
 )
+from minfer.effects.text.message_checks import unsupported
 
 
 class Spoken(Protocol):
@@ -37,9 +38,7 @@ class TypedObject(StrictObject):
         """Refuse other types."""
         if isinstance(value, dict) and value.get("type", cls.kinds[0]) not in cls.kinds:
             supported = " or ".join(map(short_json, cls.kinds))
-            message = (
-                f"{short_json(value['type'])} is not supported; there is {supported}"
-            )
+            message = unsupported(value["type"], short_json(value["type"]), supported)
             raise invalid_value(message, "type")
         return value
 
@@ -51,9 +50,7 @@ def read_by_type(classes: Mapping[str, type[StrictObject]], value: object) -> ob
     kind = value.get("type")
     if not isinstance(kind, str) or kind not in classes:
         supported = " or ".join(map(short_json, classes))
-        raise invalid_value(
-            f"{short_json(kind)} is not supported; there is {supported}", "type"
-        )
+        raise invalid_value(unsupported(kind, short_json(kind), supported), "type")
     return classes[kind].model_validate(value)
 
 

@@ -15,7 +15,21 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        ({"content": [TEXT, IMAGE]}, '.content[1].type: "image_url" is not supported'),
+        (
+            {"content": [TEXT, IMAGE]},
+            '.content[1].type: "image_url" is not supported: models read text here,',
+        ),
+        *(
+            (
+                {"content": [{"type": kind}]},
+                f'.content[0].type: "{kind}" is not supported: models read text here',
+            )
+            for kind in ("audio_url", "image", "input_image", "video_url")
+        ),
+        (
+            {"content": [{"type": "file"}]},
+            '.content[0].type: "file" is not supported; there is "text"',
+        ),
         ({"content": [AUDIO]}, '.content[0].type: "input_audio" is not supported'),
         ({"content": [{"type": "video"}]}, '.content[0].type: "video" is not'),
         ({"content": [{"text": "hi"}]}, ".content[0].type: null is not supported"),

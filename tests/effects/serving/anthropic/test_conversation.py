@@ -73,7 +73,7 @@ def test_a_request_may_begin_its_answer() -> None:
         (
             [block("a"), {"type": "image", "source": {}}],
             "[1].type",
-            '"image" is not supp',
+            '"image" is not supported: models read text here, multimodal ones too',
         ),
         (
             [{"type": "tool_use", "id": "x", "name": "f", "input": {}}],

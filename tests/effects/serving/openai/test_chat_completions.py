@@ -195,6 +195,17 @@ def test_an_answer_may_be_begun_for_the_model(bundled: Serving) -> None:
     assert first["usage"]["prompt_tokens"] == len(ids)
 
 
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "video_url"])
+def test_parts_that_are_no_text_are_refused_by_name(client: OpenAI, kind: str) -> None:
+    part: Any = {"type": kind, kind: {"url": "http://x"}}
+    text = {"type": "text", "text": "What is this?"}
+    with pytest.raises(openai.BadRequestError) as caught:
+        content(client, [{"role": "user", "content": [text, part]}])
+    assert caught.value.param == "messages[0].content[1].type"
+    words = f'"{kind}" is not supported: models read text here, multimodal ones too'
+    assert words in caught.value.message.replace("\\", "")
+
+
 def test_errors_of_conversations(client: OpenAI) -> None:
     image = {"type": "image_url", "image_url": {"url": "http://x"}}
     for messages, param, code in (

@@ -125,7 +125,7 @@ def item(**fields: Any) -> dict[str, Any]:
         (
             {"input": [item(content=[{"type": "input_image", "image_url": "x"}])]},
             "input[0].content[0].type",
-            '"input_image" is not supported',
+            '"input_image" is not supported: models read text here, multimodal ones too',
         ),
         ({"previous_response_id": "resp-1"}, "previous_response_id", "is not supported"),
         ({"conversation": "c"}, "conversation", "is not supported"),
