@@ -26,7 +26,6 @@ from minfer.effects.text.template_probe import TemplateProbe
 from minfer.effects.text.template_rendering import (
     ChatTemplateError as ChatTemplateError,
 )
-from minfer.effects.text.template_rendering import render_template
 
 if TYPE_CHECKING:
     from minfer.effects.text.tokenizer import Tokenizer
@@ -99,7 +98,7 @@ def render_chat(
     chat = [join_lines(message, takes_lists) for message in chat]
     if continues:
         chat[-1] = _with_continuation_mark(chat[-1])
-    text = _render_accepted_form(template, chat, tokens, values)
+    text = _render_accepted_form(probe, chat, values)
     return _cut_at_mark(text) if continues else text
 
 
@@ -172,15 +171,12 @@ def _cut_at_mark(text: str) -> str:
 
 
 def _render_accepted_form(
-    template: str,
-    chat: list[Message],
-    tokens: Mapping[str, str],
-    values: dict[str, Any],
+    probe: TemplateProbe, chat: list[Message], values: dict[str, Any]
 ) -> str:
     """A conversation in the first of its forms that the template accepts."""
 
     def render(form: list[Message]) -> str:
-        return render_template(template, form, tokens, values)
+        return probe.render(form, values)
 
     first_error: ChatTemplateError | None = None
     for form in message_forms(chat):

@@ -18,7 +18,8 @@ the `pad_token` of the padding in tokenizer.json |
 | more special tokens | `extra_special_tokens`; `additional_special_tokens` if that is \
 empty; those of special_tokens_map.json likewise, without `added_tokens_decoder` |
 | chat templates | chat_template.jinja and additional_chat_templates/ together; without \
-them `chat_template` of tokenizer_config.json; never chat_template.json |
+them `chat_template` of tokenizer_config.json; without that, chat_template.json, if a \
+processor (of images or sound) is beside it, which reads that file in transformers |
 
 Where transformers fails (an object without `__type` as a named token, an unknown flag, a
 list of objects in `additional_special_tokens`), the token is read by its text.
@@ -40,6 +41,7 @@ STANDARD_NAMES: Final = tuple(
 )
 _FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _EXTRA_TOKENS, _ADDITIONAL_TOKENS = "extra_special_tokens", "additional_special_tokens"
+_PROCESSOR_FILES: Final = ("preprocessor_config.json", "processor_config.json")
 _DEFAULT: Final = "default"
 _TOOL_USE: Final = "tool_use"
 Token = str | AddedToken
@@ -217,7 +219,7 @@ def read_templates(folder: Path, config: Mapping[str, Any]) -> Templates:
     }
     if list(templates) == [_DEFAULT]:
         return Templates(templates[_DEFAULT])
-    templates = templates or config.get("chat_template")
+    templates = templates or config.get("chat_template") or _of_processor(folder)
     location = f"{folder / 'tokenizer_config.json'}: chat_template"
     if isinstance(templates, list):
         try:
@@ -231,6 +233,13 @@ def read_templates(folder: Path, config: Mapping[str, Any]) -> Templates:
         }
         return Templates(named.get(_DEFAULT), named.get(_TOOL_USE), tuple(sorted(named)))
     return Templates(templates if isinstance(templates, str) else None)
+
+
+def _of_processor(folder: Path) -> object:
+    """The chat template of a multimodal model's processor, in the file of older ones."""
+    if any((folder / name).is_file() for name in _PROCESSOR_FILES):
+        return read_optional(folder / "chat_template.json").get("chat_template")
+    return None
 
 
 def read_response_template(folder: Path) -> str:

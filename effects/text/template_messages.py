@@ -5,6 +5,8 @@ template are chosen here, for all of them:
 
 * Content in several texts is a list where the template reads lists in messages of that
   role, as in transformers. For other templates the texts are lines of one.
+* A text is a list of one where the template shows texts in lists alone, as transformers'
+  processors of multimodal models have it.
 * Arguments of calls are objects. Text that is no JSON object, as of an incomplete call,
   is unchanged, and `tojson` writes it so, too.
 * Where a template fails on null, on arguments of a kind, or on several calls at once,
@@ -84,6 +86,28 @@ def list_probe(role: str) -> list[Message]:
         case "assistant":
             return [_USER, message, _USER]
     return [message]
+
+
+def text_probe(role: str) -> list[Message]:
+    """The conversation of `list_probe`, the first of its texts in place of the list."""
+    chat = list_probe(role)
+    for message in chat:
+        if isinstance(message["content"], list):
+            message["content"] = _FIRST
+    return chat
+
+
+def shows_text(rendered: str) -> bool:
+    """Whether the rendered `text_probe` has its text."""
+    return _FIRST in rendered
+
+
+def in_list(message: Message) -> Message:
+    """A message whose text is a list of one."""
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}
 
 
 def shows_texts(rendered: str) -> bool:

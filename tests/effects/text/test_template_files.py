@@ -60,6 +60,19 @@ def test_chat_templates(
         assert rendered == expected
 
 
+@pytest.mark.parametrize("name", ["preprocessor_config.json", "processor_config.json"])
+def test_the_template_of_a_processor_is_read_last(tmp_path: Path, name: str) -> None:
+    """As of multimodal models that were published before chat_template.jinja."""
+    files: dict[str, Any] = {
+        "chat_template.json": {"chat_template": "of a processor"},
+        name: {},
+    }
+    write(tmp_path, files)
+    assert render_chat(Tokenizer(tmp_path), TALK, {}) == "of a processor"
+    write(tmp_path, files | {CONFIG: {"chat_template": "plain"}})
+    assert render_chat(Tokenizer(tmp_path), TALK, {}) == "plain"
+
+
 def test_templates_without_a_default_are_named(tmp_path: Path) -> None:
     write(tmp_path, {CONFIG: {"chat_template": NAMED[1:]}})
     with pytest.raises(
