@@ -218,8 +218,8 @@ CLASSES: Final[Mapping[str, TokenizerClass]] = {
 }
 # The class of a `model_type`, in transformers; others have none of their own.
 _MODEL_TYPES: Final = {
-    "Qwen2Tokenizer": "dots3_note moss_transcribe_diarize qwen2 qwen2_moe qwen3 "
-    "qwen3_moe qwen3_next",
+    "Qwen2Tokenizer": "dots3_note internvl moss_transcribe_diarize qwen2 qwen2_5_vl "
+    "qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe",
     "Qwen3_5Tokenizer": "qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen4_exp",
     "GPT2Tokenizer": "codegen dbrx emu3 gpt2 gpt_neo gptj jais2 opt phi starcoder2",
     "GPTNeoXTokenizer": "falcon_mamba gpt_neox mamba mamba2 mpt olmo olmoe rwkv xlstm",
@@ -227,10 +227,11 @@ _MODEL_TYPES: Final = {
     "recurrent_gemma zaya",
     "CohereTokenizer": "cohere cohere2",
     PLAIN: "beam bigbird_pegasus ernie4_5 ernie4_5_moe flex_olmo fuyu glm glm4 glm4_moe "
-    "glm4_moe_lite got_ocr2 gpt_bigcode granite granitemoe granitemoehybrid "
-    "granitemoeshared hyperclovax internlm3 iquestcoder jamba kimi_linear mimo_v2_flash "
-    "minicpm3 minimax_m2 ministral ministral3 mistral mixtral modernbert-decoder "
-    "nemotron olmo2 olmo3 olmo_hybrid persimmon phi3 phimoe stablelm xlm-roberta-xl",
+    "glm4_moe_lite glm4v_moe got_ocr2 gpt_bigcode granite granitemoe granitemoehybrid "
+    "granitemoeshared hyperclovax internlm3 iquestcoder jamba kimi_k25 kimi_linear llava "
+    "llava_next mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mistral3 "
+    "mixtral modernbert-decoder nemotron olmo2 olmo3 olmo_hybrid persimmon phi3 phimoe "
+    "smolvlm stablelm xlm-roberta-xl",
 }
 CLASS_BY_MODEL_TYPE: Final[Mapping[str, str]] = {
     kind: name for name, kinds in _MODEL_TYPES.items() for kind in kinds.split()
@@ -238,9 +239,9 @@ CLASS_BY_MODEL_TYPE: Final[Mapping[str, str]] = {
 _MISTRAL: Final = {"ministral", "ministral3", "mistral", "mixtral"}
 # Types whose class holds whatever tokenizer_config.json names.
 _FIXED_CLASS_TYPES: Final = (
-    "ernie4_5 ernie4_5_moe fuyu hyperclovax internlm3 iquestcoder jamba minicpm3 "
-    "minimax_m2 modernbert-decoder nemotron phi3 phimoe qwen2 qwen3_5 qwen3_5_moe "
-    "qwen3_5_moe_text qwen4_exp"
+    "ernie4_5 ernie4_5_moe fuyu hyperclovax internlm3 iquestcoder jamba llava llava_next "
+    "minicpm3 minimax_m2 modernbert-decoder nemotron phi3 phimoe qwen2 qwen3_5 "
+    "qwen3_5_moe qwen3_5_moe_text qwen4_exp smolvlm"
 )
 FIXED_CLASS_TYPES: Final = frozenset(_FIXED_CLASS_TYPES.split())
 

@@ -193,10 +193,11 @@ PUBLISHED_NAMES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
 }
 
 
-def hf_config(name: str, variant: str) -> Any:
-    """The config of transformers of a variant."""
+def hf_config(name: str, variant: str, **changes: Any) -> Any:
+    """The config of transformers of a variant, with changes of its text half."""
     tower, fields = TOWERS[name]
-    text = {k: v for k, v in (SIZES | HALVES[name][variant]).items() if v is not ...}
+    text = SIZES | HALVES[name][variant] | changes
+    text = {key: value for key, value in text.items() if value is not ...}
     tied = bool(text.get("tie_word_embeddings"))
     config_class: Any = getattr(transformers, f"{name}Config")
     return config_class(
@@ -205,14 +206,15 @@ def hf_config(name: str, variant: str) -> Any:
 
 
 def save_multimodal(
-    folder: Path, name: str, variant: str, *, published: bool = False
+    folder: Path, name: str, variant: str, *, published: bool = False, **changes: Any
 ) -> Any:
     """Write a random checkpoint, with the names of transformers' class, or with those of
-    `published` ones, and their form; returns transformers' model of it.
+    `published` ones, and their form; returns transformers' model of it. `changes` are of
+    the text half's config.
     """
     torch.manual_seed(0)
     model_class: Any = getattr(transformers, f"{name}ForConditionalGeneration")
-    model = model_class(hf_config(name, variant)).eval()
+    model = model_class(hf_config(name, variant, **changes)).eval()
     norms_near_one = name != "Gemma3"
     for key, tensor in (*model.named_parameters(), *model.named_buffers()):
         if any(kind in key for kind in ("bias", "norm", "sinks")):

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from transformers.models.auto import tokenization_auto as auto
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from minfer.effects.models.families.multimodal import MULTIMODAL
 from minfer.effects.text import tokenizer_loading
 from minfer.effects.text.detokenizer import Detokenizer
 from minfer.effects.text.tokenizer import TextError, Tokenizer, TokenizerError
@@ -301,7 +302,7 @@ def test_the_table_of_classes_is_transformers() -> None:
     reference_classes = {
         # With mistral-common, the table has its class, for folders with a tekken.json.
         kind: PLAIN if name == "MistralCommonBackend" else name
-        for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        for kind in (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MULTIMODAL)
         for name in [auto.TOKENIZER_MAPPING_NAMES.get(kind)]
     }
     assert {
@@ -311,7 +312,9 @@ def test_the_table_of_classes_is_transformers() -> None:
     assert overruled & CLASS_BY_MODEL_TYPE.keys() == FIXED_CLASS_TYPES
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "phi3", "mistral", "none"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "qwen2", "qwen3", "phi3", "mistral", "none", *MULTIMODAL]
+)
 @pytest.mark.parametrize("byte_level", [True, False])
 @pytest.mark.parametrize(
     "named", [None, "PreTrainedTokenizerFast", "LlamaTokenizerFast", "GPT2Tokenizer"]
