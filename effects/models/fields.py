@@ -64,6 +64,7 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "glm4_moe_lite": {"topk_method": ("noaux_tc",)},
     "glm4_moe": {"topk_method": ("noaux_tc",)},
     # Text halves, whose classes do this whatever the field of the family says.
+    "glm4v_text": {"attention_bias": (True,)},
     "glm4v_moe_text": {"topk_method": ("noaux_tc",), "use_qk_norm": (False,)},
     "qwen3_vl_moe_text": {"norm_topk_prob": (True,)},
 }

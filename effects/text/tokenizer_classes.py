@@ -227,11 +227,11 @@ _MODEL_TYPES: Final = {
     "recurrent_gemma zaya",
     "CohereTokenizer": "cohere cohere2",
     PLAIN: "beam bigbird_pegasus ernie4_5 ernie4_5_moe flex_olmo fuyu glm glm4 glm4_moe "
-    "glm4_moe_lite glm4v_moe got_ocr2 gpt_bigcode granite granitemoe granitemoehybrid "
-    "granitemoeshared hyperclovax internlm3 iquestcoder jamba kimi_k25 kimi_linear llava "
-    "llava_next mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mistral3 "
-    "mixtral modernbert-decoder nemotron olmo2 olmo3 olmo_hybrid persimmon phi3 phimoe "
-    "smolvlm stablelm xlm-roberta-xl",
+    "glm4_moe_lite glm4v glm4v_moe got_ocr2 gpt_bigcode granite granitemoe "
+    "granitemoehybrid granitemoeshared hyperclovax internlm3 iquestcoder jamba kimi_k25 "
+    "kimi_linear llava llava_next mimo_v2_flash minicpm3 minimax_m2 ministral "
+    "ministral3 mistral mistral3 mixtral modernbert-decoder nemotron olmo2 olmo3 "
+    "olmo_hybrid persimmon phi3 phimoe smolvlm stablelm xlm-roberta-xl",
 }
 CLASS_BY_MODEL_TYPE: Final[Mapping[str, str]] = {
     kind: name for name, kinds in _MODEL_TYPES.items() for kind in kinds.split()

@@ -59,9 +59,14 @@ _TOWERS: Final[dict[str, tuple[Config, Config]]] = {
     "Idefics3": (_CLIP, {}),
     "SmolVLM": (_CLIP, {}),
 }
-TOWERS: Final = _TOWERS | {"Qwen3VLMoe": _TOWERS["Qwen3VL"]}
+TOWERS: Final = _TOWERS | {
+    "Qwen3VLMoe": _TOWERS["Qwen3VL"],
+    "Glm4v": _TOWERS["Glm4vMoe"],
+    "Glm46V": (_TOWERS["Glm4vMoe"][0] | {"model_type": "glm4v_vision"}, {}),
+}
 _TIED: Final = {"tie_word_embeddings": True}
 _NO_DIM: Final[Config] = {"head_dim": ...}  # the class divides hidden_size
+_SHARE: Final = "partial_rotary_factor"
 _THETA: Final = {"rope_type": "default", "rope_theta": 777.0}
 _SECTIONS: Final = {**_THETA, "mrope_section": [2, 3, 3]}
 _YARN: Final = {
@@ -95,6 +100,23 @@ _MOE: Final = {
     "num_experts": 6,
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 24,
+}
+_GLM4V: Final[dict[str, Config]] = {
+    "sections": _NO_DIM | {"rope_parameters": _SECTIONS},
+    "tied": _NO_DIM
+    | _TIED
+    | {"rope_parameters": _THETA | {"mrope_section": [2, 1, 1], _SHARE: 0.5}},
+    "yarn": _NO_DIM
+    | {
+        "num_key_value_heads": 4,
+        "rope_parameters": _YARN | {"mrope_section": [4, 2, 2]},
+    },
+    "heads": _NO_DIM
+    | {
+        "num_key_value_heads": 1,
+        "rms_norm_eps": 1e-2,
+        "rope_parameters": _SECTIONS | {_SHARE: 1.0},
+    },
 }
 _GLM: Final = {
     "n_routed_experts": 8,
@@ -152,6 +174,14 @@ HALVES: Final[Mapping[str, Mapping[str, Config]]] = {
             "n_shared_experts": 1,
             "rope_parameters": _SECTIONS | {"partial_rotary_factor": 1.0},
         },
+    },
+    "Glm4v": _GLM4V,
+    "Glm46V": {
+        **{
+            f"dense {name}": config | {"model_type": "glm4v_text"}
+            for name, config in _GLM4V.items()
+        },
+        "mixture": _GLM | {"model_type": "glm4v_moe_text"},
     },
     "Mistral3": _texts("Mistral", "plain", "tied", "window", "rope yarn"),
     "Kimi_K25": {

@@ -77,6 +77,19 @@ _ROWS: Final = (
         other_parts=("visual.",),
     ),
     Multimodal(
+        architecture="Glm4vForConditionalGeneration",
+        model_type="glm4v",
+        texts=("glm4v_text",),
+        other_parts=("visual.",),
+        tied_by_either=True,
+    ),
+    Multimodal(
+        architecture="Glm46VForConditionalGeneration",
+        model_type="glm46v",
+        texts=("glm4v_text", "glm4v_moe_text"),
+        other_parts=("visual.",),
+    ),
+    Multimodal(
         architecture="Glm4vMoeForConditionalGeneration",
         model_type="glm4v_moe",
         texts=("glm4v_moe_text",),

@@ -87,6 +87,23 @@ _ROWS: Final = (
         ),
         position_sections=True,
     ),
+    evolve(  # GLM-4.1V and 4.6V-Flash
+        BY_MODEL_TYPE["glm4"],
+        architecture="Glm4vForConditionalGeneration",
+        model_type="glm4v_text",
+        defaults={
+            "vocab_size": 151552,
+            "hidden_size": 4096,
+            "intermediate_size": 13696,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-5,
+        },
+        qkv_bias=True,
+        position_sections=True,
+    ),
     evolve(  # GLM-4.5V and 4.6V
         BY_MODEL_TYPE["glm4_moe"],
         architecture="Glm4vMoeForConditionalGeneration",

@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from attrs import evolve
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from minfer import LLM, SamplingParams
+from minfer.effects.cli.main import main
 from minfer.effects.execution.cpu.paged_attention import make_cache
 from minfer.effects.models.architecture.batch import BatchRow, make_batch
 from minfer.effects.models.architecture.model import forward
+from minfer.effects.models.architecture.quantization import requested
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.architecture.weights import Weights, named_parts
@@ -25,6 +29,7 @@ from minfer.effects.models.checkpoint.checkpoint import (
     eos_ids,
     load_weights,
 )
+from minfer.effects.models.checkpoint.stored_matrices import as_stored
 from minfer.effects.models.config_reader import (
     CheckpointError,
     ModelConfigError,
@@ -35,7 +40,7 @@ from minfer.effects.models.families.text_halves import TEXT_HALVES
 from minfer.effects.models.fields import INERT, INERT_OF, NEUTRAL_OF
 from minfer.effects.models.ranks import Parallel, RankInfo
 from tests.effects.models.test_fields import OTHER, other, reading
-from tests.effects.tiny_model import read_spec
+from tests.effects.tiny_model import read_spec, write_tokenizer
 from tests.effects.tiny_multimodal import (
     HALVES,
     TOWERS,
@@ -122,6 +127,86 @@ def test_ranks_read_their_parts_of_transposed_experts(tmp_path: Path, mode: str)
         )
     for rank, weights, transposed in zip(ranks, *by_rank, strict=True):
         assert same(spec.for_rank(rank), weights, transposed)
+
+
+@pytest.mark.parametrize("level", ["fp8", "int8"])
+def test_transposed_experts_are_quantized_as_they_are_loaded(
+    tmp_path: Path, level: str
+) -> None:
+    """To the same numbers as those that are not transposed."""
+    results = []
+    for published in (False, True):
+        folder = tmp_path / str(published)
+        save_multimodal(folder, "Qwen3VLMoe", "sections", published=published)
+        spec = evolve(read_spec(folder), quantization=requested(level, None))
+        spec = as_stored(spec, folder)
+        results.append(greedy(spec, load_weights(folder, spec, "float32")))
+    (tokens, logprobs), (others, other_logprobs) = results
+    assert tokens == others
+    assert torch.equal(logprobs, other_logprobs)
+
+
+def with_text_files(folder: Path, name: str, variant: str) -> Path:
+    """A published checkpoint with a tokenizer, and embeddings for all its tokens."""
+    save_multimodal(folder, name, variant, published=True, vocab_size=260)
+    write_tokenizer(folder)
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_the_engine_runs_a_text_half(tmp_path: Path, quantization: str | None) -> None:
+    folder = with_text_files(tmp_path / "model", "Qwen2VL", "tied")
+    sizes = {"max_model_len": 128, "num_gpu_blocks_override": 20, "block_size": 16}
+    greedily = SamplingParams(max_tokens=6, temperature=0)
+    settings: dict[str, Any] = {"dtype": "float32", **sizes}
+    with LLM(model=str(folder), quantization=quantization, **settings) as llm:
+        [answer] = llm.generate({"prompt_token_ids": PROMPT}, greedily)
+        part = {"type": "image_url", "image_url": {"url": "x"}}
+        with pytest.raises(ValueError, match="models read text here"):
+            llm.chat([{"role": "user", "content": [part]}], greedily)
+    if quantization is None:
+        spec = read_spec(folder)
+        tokens, _ = greedy(spec, load_weights(folder, spec, "float32"))
+        assert [*answer.outputs[0].token_ids] == tokens[:6]
+    assert len(answer.outputs[0].token_ids) == 6
+
+
+def test_plan_and_quantize_name_what_is_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = with_text_files(tmp_path / "model", "LlavaNext", "mistral window")
+    assert main(["plan", "--model", str(folder), "--max-model-len", "64"]) == 0
+    [line] = [
+        row for row in capsys.readouterr().out.splitlines() if row.startswith("not read")
+    ]
+    assert "28 tensors of other parts: image_newline* (1), multi_modal_" in line
+    output = tmp_path / "quantized"
+    options = ["--model", str(folder), "--output", str(output)]
+    assert main(["quantize", *options, "--quantization", "int8"]) == 0
+    spec = as_stored(read_spec(output), output)
+    assert spec.quantization is not None
+    assert load_weights(output, spec, "float32").layers
+    before = {*load_file(folder / "model.safetensors")}
+    after = {*load_file(output / "model.safetensors")}
+    towers = {name for name in before if name.startswith(spec.skipped_prefixes)}
+    assert towers <= after
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["LlavaNext", "Kimi_K25", "Qwen3VLMoe"])
+def test_verify_compares_with_the_multimodal_class(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """transformers reads the same files, with the names of published ones."""
+    folder = with_text_files(tmp_path / "model", name, next(iter(HALVES[name])))
+    small = ["--prompts", "2", "--tokens", "2", "--dtype", "float32", "--json"]
+    main(["verify", "--model", str(folder), *small])
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    by_name = {check["name"]: check for check in checks}
+    assert by_name["logits float32"]["state"] == by_name["greedy text"]["state"] == "pass"
+    assert "not read are" in by_name["tensors"]["figures"]
 
 
 def test_a_tensor_of_no_part_is_an_error(tmp_path: Path) -> None:
@@ -324,6 +409,7 @@ RICH = {
     "Qwen2_5_VL": "windows",
     "Qwen3VL": "tied",
     "Qwen3VLMoe": "every second",
+    "Glm4v": "tied",
     "Glm4vMoe": "groups",
 }
 
