@@ -102,6 +102,7 @@ _ROWS: Final = (
             "rms_norm_eps": 1e-5,
         },
         qkv_bias=True,
+        eos_ids=(),
         position_sections=True,
     ),
     evolve(  # GLM-4.5V and 4.6V
