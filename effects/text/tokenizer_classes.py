@@ -231,7 +231,7 @@ _MODEL_TYPES: Final = {
     "granitemoehybrid granitemoeshared hyperclovax internlm3 iquestcoder jamba kimi_k25 "
     "kimi_linear llava llava_next mimo_v2_flash minicpm3 minimax_m2 ministral "
     "ministral3 mistral mistral3 mixtral modernbert-decoder nemotron olmo2 olmo3 "
-    "olmo_hybrid persimmon phi3 phimoe smolvlm stablelm xlm-roberta-xl",
+    "olmo_hybrid persimmon phi3 phimoe smolvlm stablelm vipllava xlm-roberta-xl",
 }
 CLASS_BY_MODEL_TYPE: Final[Mapping[str, str]] = {
     kind: name for name, kinds in _MODEL_TYPES.items() for kind in kinds.split()
@@ -241,7 +241,7 @@ _MISTRAL: Final = {"ministral", "ministral3", "mistral", "mixtral"}
 _FIXED_CLASS_TYPES: Final = (
     "ernie4_5 ernie4_5_moe fuyu hyperclovax internlm3 iquestcoder jamba llava llava_next "
     "minicpm3 minimax_m2 modernbert-decoder nemotron phi3 phimoe qwen2 qwen3_5 "
-    "qwen3_5_moe qwen3_5_moe_text qwen4_exp smolvlm"
+    "qwen3_5_moe qwen3_5_moe_text qwen4_exp smolvlm vipllava"
 )
 FIXED_CLASS_TYPES: Final = frozenset(_FIXED_CLASS_TYPES.split())
 

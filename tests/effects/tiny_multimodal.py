@@ -55,6 +55,9 @@ _TOWERS: Final[dict[str, tuple[Config, Config]]] = {
     ),
     "Llava": (_CLIP | {"model_type": "clip_vision_model"}, {}),
     "LlavaNext": (_CLIP | {"model_type": "clip_vision_model"}, {}),
+    "LlavaNextVideo": (_CLIP | {"model_type": "clip_vision_model"}, {}),
+    "VipLlava": (_CLIP | {"model_type": "clip_vision_model"}, {}),
+    "VideoLlava": (_CLIP | {"model_type": "clip_vision_model"}, {}),
     "LlavaOnevision": (_CLIP | {"model_type": "siglip_vision_model"}, {}),
     "Idefics3": (_CLIP, {}),
     "SmolVLM": (_CLIP, {}),
@@ -194,6 +197,9 @@ HALVES: Final[Mapping[str, Mapping[str, Config]]] = {
     "InternVL": {**_ANY, **_texts("Qwen3Moe", "normalised")},
     "Llava": _ANY,
     "LlavaNext": _ANY,
+    "LlavaNextVideo": _ANY,
+    "VipLlava": _ANY,
+    "VideoLlava": _ANY,
     "LlavaOnevision": _ANY,
     "Idefics3": _texts("Llama", "plain", "tied", "biases, tied", "rope llama3"),
     "SmolVLM": _texts("Llama", "plain", "tied", "biases, tied", "rope llama3"),
@@ -215,7 +221,9 @@ PUBLISHED_NAMES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     **dict.fromkeys(
         ("Gemma3", "Mistral3", "Kimi_K25", "InternVL", "Llava", "LlavaNext"), _LLAVA
     ),
-    "LlavaOnevision": _LLAVA,
+    **dict.fromkeys(
+        ("LlavaNextVideo", "LlavaOnevision", "VideoLlava", "VipLlava"), _LLAVA
+    ),
     **dict.fromkeys(
         ("Qwen2VL", "Qwen2_5_VL"),
         ((r"^model\.language_model\.", "model."), (r"^model\.visual\.", "visual.")),

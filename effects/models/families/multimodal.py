@@ -128,6 +128,25 @@ _ROWS: Final = (
         other_parts=_LLAVA_NEXT,
     ),
     Multimodal(
+        architecture="LlavaNextVideoForConditionalGeneration",
+        model_type="llava_next_video",
+        texts=_PLAIN,
+        other_parts=_LLAVA_NEXT,
+        tied_by_either=True,
+    ),
+    Multimodal(
+        architecture="VipLlavaForConditionalGeneration",
+        model_type="vipllava",
+        texts=_PLAIN,
+        other_parts=_VISION,
+    ),
+    Multimodal(
+        architecture="VideoLlavaForConditionalGeneration",
+        model_type="video_llava",
+        texts=_PLAIN,
+        other_parts=("image_tower.", "video_tower.", "multi_modal_projector."),
+    ),
+    Multimodal(
         architecture="LlavaOnevisionForConditionalGeneration",
         model_type="llava_onevision",
         texts=("qwen2", "llama", "mistral", "qwen3"),
@@ -147,6 +166,10 @@ _ROWS: Final = (
         other_parts=_IDEFICS,
     ),
 )
+# To be added with their text halves' families, and tested (tests/effects/models/
+# test_multimodal.py): mistral3 with ministral3 and mistral4; llama4 (llama4_text; other
+# parts vision_model., multi_modal_projector.); gemma3n and gemma4 (gemma3n_text,
+# gemma4_text; vision_tower., audio_tower., embed_vision., embed_audio.).
 MULTIMODAL: Final[Mapping[str, Multimodal]] = {row.model_type: row for row in _ROWS}
 _BASE: Final[Mapping[str, Any]] = {
     "hidden_size": 4096,

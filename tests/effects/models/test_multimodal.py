@@ -108,7 +108,9 @@ def test_names_of_the_class_and_published_ones_are_read(
         assert f"not read are {len(skipped)} tensors of other parts: " in line
         counts = re.findall(r"(\S+)\* \((\d+)\)", line)
         assert sum(int(count) for _, count in counts) == len(skipped)
-        assert all(re.search("vis|proj|image|connector", prefix) for prefix, _ in counts)
+        assert all(
+            re.search("vis|vid|proj|image|connector", prefix) for prefix, _ in counts
+        )
         assert not any("layers" in key and "lang" in key for key in skipped)
     assert same(spec, *loaded)
 
