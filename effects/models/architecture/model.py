@@ -24,7 +24,7 @@ from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import Weights
 from minfer.effects.models.ranks import SINGLE_RANK, Communicator, StageIO, whole_logits
 from minfer.kernels.leaves import Norm
-from minfer.kernels.plain import rms_norm
+from minfer.kernels.plain import normalise
 
 # A step and its PagedCache: logits [sampled, vocab], of several ranks a part of them.
 Model = Callable[[Batch, Any], Tensor]
@@ -149,5 +149,5 @@ def _logits(spec: ModelSpec, weights: Weights, hidden: Tensor, step: ModelStep) 
 def _copy_tapped_states(tap: TappedTokens, hidden: Tensor, norm: Norm) -> Tensor:
     """Write the states of tapped tokens, which come last; returns the others'."""
     num_others = len(hidden) - len(tap.tokens)
-    tap.states.copy_(rms_norm(hidden[num_others:], norm))
+    tap.states.copy_(normalise(hidden[num_others:], norm))
     return hidden[:num_others]

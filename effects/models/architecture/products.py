@@ -119,7 +119,7 @@ def add_part(
 def normalise(x: "Tensor", norm: Norm) -> "Tensor":
     """Returns the rows of `x` normalised."""
     name = "norm" if x.is_cuda else "plain"
-    normalised: Tensor = _module(name).rms_norm(x, norm)
+    normalised: Tensor = _module(name).normalise(x, norm)
     return normalised
 
 
