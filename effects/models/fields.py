@@ -69,8 +69,8 @@ UNREAD: Final[Mapping[str, frozenset[str]]] = {
     "gemma3_text": frozenset({"attn_logit_softcapping"}),
 }
 _TRAINING: Final = (
-    "attention_dropout embd_pdrop resid_pdrop residual_dropout initializer_range "
-    "router_jitter_noise router_aux_loss_coef "
+    "attention_dropout hidden_dropout embd_pdrop resid_pdrop residual_dropout "
+    "initializer_range router_jitter_noise router_aux_loss_coef "
     "aux_loss_alpha seq_aux pretraining_tp ep_size moe_router_topk_scaling_factor"
 )
 _OUTPUTS: Final = "output_attentions output_hidden_states output_router_logits use_cache"
@@ -92,6 +92,7 @@ INERT_OF: Final[Mapping[str, frozenset[str]]] = {
     "glm4_moe_lite": _MLA,
     "youtu": _MLA | {"embedding_initializer_range"},
     "gpt_oss": frozenset({"hidden_act"}),
+    "cohere2": frozenset({"head_dim"}),  # which it derives
 }
 
 
@@ -115,6 +116,7 @@ def fields_read(family: Family) -> set[str]:
         family.logit_multiplier,
         family.logit_divisor,
     }
+    fields |= {*family.aliases}.union(*(variant.when for variant in family.variants))
     if family.rotated_layers == "listed":
         fields |= {"no_rope_layers", "no_rope_layer_interval"}
     return fields & NEUTRAL.keys()

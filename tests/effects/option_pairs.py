@@ -20,6 +20,12 @@ _ROPE: Final[Option] = tuple(
     {"rope_parameters": ROPES[name]} for name in ("default", "linear", "llama3", "yarn")
 )
 _EVERY: Final = (_TIED, _EPS, _HEADS, _ROPE)
+_LAYER_NORM: Final[tuple[Option, ...]] = (
+    _TIED,
+    ({}, {"layer_norm_eps": 1e-2}),
+    _HEADS,
+    _ROPE,
+)
 _WINDOW: Final[Option] = ({}, {"sliding_window": WINDOW}, {"sliding_window": 7})
 _QWEN_WINDOW: Final[Option] = (
     {},
@@ -215,6 +221,32 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
     "GraniteMoeShared": (
         "experts",
         (*_GRANITE_MOE, ({}, {"shared_intermediate_size": 40})),
+    ),
+    "Cohere": (
+        "plain",
+        (
+            *_LAYER_NORM,
+            _BIAS,
+            _DIM,
+            ({}, {"use_qk_norm": True}),
+            ({}, {"logit_scale": 1.0}),
+        ),
+    ),
+    "Cohere2": (
+        "pattern of two",
+        (*_LAYER_NORM, _BIAS, _WINDOW[1:], _MIXED, ({}, {"logit_scale": 1.0})),
+    ),
+    "StableLm": (
+        "plain",
+        (
+            _TIED,
+            _HEADS,
+            _PARTIAL,
+            ({}, {"layer_norm_eps": 1e-2}),
+            ({}, {"use_qkv_bias": True}),
+            ({}, {"qk_layernorm": True}),
+            ({}, {"use_parallel_residual": True}),
+        ),
     ),
     "SmolLM3": (
         "every fourth",

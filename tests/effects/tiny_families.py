@@ -132,6 +132,7 @@ _LONGROPE: Final = {
     "long_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0],
     "original_max_position_embeddings": 128,
 }
+_COHERE: Final = {"sliding_window": WINDOW}
 _BY_KIND: Final = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -307,6 +308,35 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         name: row | {"shared_intermediate_size": width}
         for (name, row), width in zip(_GRANITE_MOE.items(), (0, 40, 24, 96), strict=True)
     },
+    "Cohere": {
+        "plain": {},
+        "norms of heads": {
+            "use_qk_norm": True,
+            "logit_scale": 0.25,
+            "num_key_value_heads": 4,
+        },
+        "biases, untied": _BIAS | _UNTIED | {"use_qk_norm": True, "logit_scale": 2.0},
+        "llama3": {"rope_parameters": ROPES["llama3"], "layer_norm_eps": 1e-2},
+    },
+    "Cohere2": {
+        "windows alternate": _COHERE | {"layer_types": _MIXED},
+        "pattern": _COHERE | {"sliding_window_pattern": 3, "logit_scale": 0.25},
+        "pattern of two": _COHERE | _BIAS | {"sliding_window_pattern": 2},
+        "untied": _COHERE | _UNTIED | {"layer_norm_eps": 1e-2, "logit_scale": 2.0},
+    },
+    "StableLm": {
+        "plain": {},
+        "parallel": {"use_parallel_residual": True, "use_qkv_bias": True},
+        "norms of heads": {"qk_layernorm": True, "partial_rotary_factor": 0.5},
+        "all": _TIED
+        | {
+            "use_parallel_residual": True,
+            "qk_layernorm": True,
+            "use_qkv_bias": True,
+            "layer_norm_eps": 1e-2,
+            "rope_parameters": ROPES["linear"] | {"partial_rotary_factor": 1.0},
+        },
+    },
     "SmolLM3": {
         "every fourth": {"num_hidden_layers": 4, "pad_token_id": None},
         "listed": _UNPADDED | {"no_rope_layers": [0, 1, 1, 0]},
@@ -337,7 +367,6 @@ OUTSIDE: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
     "Olmo2": {"dynamic rope": {"rope_parameters": _DYNAMIC}},
     "Nemotron": {"plain": {"hidden_act": "relu2"}},
     "Exaone4": {"windows alternate": {"sliding_window": WINDOW, "layer_types": _MIXED}},
-    "Cohere2": {"windows alternate": {"sliding_window": WINDOW, "layer_types": _MIXED}},
 }
 VARIANTS, OTHERS = (
     {

@@ -44,7 +44,7 @@ from minfer.effects.models.architecture.rope_scaling import (
 )
 from minfer.effects.models.architecture.windows import read_rotated, read_windows
 from minfer.effects.models.config_reader import ConfigReader
-from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.family import Family, QkNormFactors
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import RankInfo
 from minfer.kernels.leaves import HeadWeights, Linear, Norm, Shard, WholeNorms
@@ -73,6 +73,10 @@ class GQA:
     # Over each head, or over all heads together; after the rotation instead of before it.
     qk_norm_over: Literal["head", "all"] = "head"
     qk_norm_after_rope: bool = False
+    qk_norm_factors: QkNormFactors = "shared"
+    # The numbers of this rank's first heads of queries and keys in the model.
+    first_head: int = 0
+    first_kv_head: int = 0
     qkv_bias: bool = False
     out_bias: bool = False
     sinks: bool = False
@@ -93,7 +97,14 @@ class GQA:
             if shares_heads
             else rank_info.share(self.kv_heads, "key heads (num_key_value_heads)")
         )
-        return evolve(self, heads=heads, kv_heads=kv_heads)
+        rank = rank_info.tensor_rank
+        return evolve(
+            self,
+            heads=heads,
+            kv_heads=kv_heads,
+            first_head=rank * heads,
+            first_kv_head=rank * self.kv_heads // ranks,
+        )
 
     @property
     def q_size(self) -> int:
@@ -155,7 +166,7 @@ class GQA:
     @property
     def qk_norm_elements(self) -> int:
         """Elements of the norms of queries and keys."""
-        if self.qk_norm_over == "all":
+        if self.qk_norm_over == "all" or self.qk_norm_factors != "shared":
             return (self.q_size + self.kv_size) * self.qk_norm
         return 2 * self.head_dim * self.qk_norm
 
@@ -274,6 +285,7 @@ def read_gqa(
         qk_norm=reader.is_set(family.qk_norm),
         qk_norm_over=family.qk_norm_over,
         qk_norm_after_rope=family.qk_norm_after_rope,
+        qk_norm_factors=family.qk_norm_factors,
         qkv_bias=reader.is_set(family.qkv_bias),
         out_bias=reader.is_set(family.out_bias),
         sinks=family.sinks,
@@ -304,14 +316,21 @@ def empty_gqa(sizes: GQA, make: WeightMaker) -> GQAWeights:
         whole_norms = WholeNorms(
             make.norm(sizes.q_size, sizes.norms), make.norm(sizes.kv_size, sizes.norms)
         )
+
+    def norm(heads: int) -> Norm | None:
+        if not each_head:
+            return None
+        own = heads if sizes.qk_norm_factors != "shared" else 0
+        return make.norm(sizes.head_dim, evolve(sizes.norms, bias=False), own)
+
     before, after = make.sublayer_norms(sizes.hidden_size, sizes.norms)
     return GQAWeights(
         norm=before,
         qkv=make.linear(sizes.qkv),
         whole_norms=whole_norms,
         heads=HeadWeights(
-            q_norm=make.norm(sizes.head_dim, sizes.norms) if each_head else None,
-            k_norm=make.norm(sizes.head_dim, sizes.norms) if each_head else None,
+            q_norm=norm(sizes.heads),
+            k_norm=norm(sizes.kv_heads),
             norms_after_rope=sizes.qk_norm_after_rope,
             sinks=make.vector(sizes.heads, "float32") if sizes.sinks else None,
         ),
@@ -339,13 +358,37 @@ def gqa_parts(
     q_norm, k_norm = heads.q_norm, heads.k_norm
     if weights.whole_norms is not None:
         q_norm, k_norm = weights.whole_norms.query, weights.whole_norms.key
-    for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
+    for name, norm, first in (
+        ("self_attn.q_norm", q_norm, sizes.first_head),
+        ("self_attn.k_norm", k_norm, sizes.first_kv_head),
+    ):
         if norm is not None:
-            yield _ordered(norm_part(f"self_attn.{name}", norm, norms), order)
+            yield from _head_norm_parts(sizes, name, norm, first, order)
     if heads.sinks is not None:
         yield WeightPart("self_attn.sinks", heads.sinks)
     yield from weight_parts(sizes.out, weights.out, form)
     yield from bias_parts(sizes.out, weights.out)
+
+
+def _head_norm_parts(
+    sizes: GQA, name: str, norm: Norm, first: int, order: list[int] | None
+) -> Iterator[WeightPart]:
+    """Yields the tensors of a norm of heads, whose numbers begin with `first`, the
+    dimensions of each in `order`.
+    """
+
+    def ordered(stored: "Tensor") -> "Tensor":
+        return stored[..., order]
+
+    if sizes.qk_norm_factors == "listed":
+        for head, factors in enumerate(norm.weight, first):
+            of_head = evolve(norm, weight=factors)
+            yield _ordered(norm_part(f"{name}.{head}", of_head, sizes.norms), order)
+    elif sizes.qk_norm_factors == "stacked":
+        stacked = norm_part(name, norm, sizes.norms)
+        yield stacked.rearranged(None if order is None else ordered)
+    else:
+        yield _ordered(norm_part(name, norm, sizes.norms), order)
 
 
 def _ordered(
@@ -376,11 +419,13 @@ def attend_gqa(
     index: int,
     step: ModelStep,
     keep: "Tensor | None",
+    x: "Tensor | None" = None,
 ) -> "Tensor":
     """Returns the residual stream with the attention of layer `index` added: of the
-    tokens `keep`, or of all.
+    tokens `keep`, or of all; that of normalised rows `x`, if there are any.
     """
-    qkv = norm_linear(hidden, weights.norm, weights.qkv, step.products)
+    source, norm = (hidden, weights.norm) if x is None else (x, None)
+    qkv = norm_linear(source, norm, weights.qkv, step.products)
     if weights.whole_norms is not None:
         norm_heads(qkv, weights.whole_norms, step.products, step.communicator)
     attended = step.cache.rotate_and_attend(step.batch, index, qkv, weights.heads)

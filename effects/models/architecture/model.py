@@ -16,7 +16,7 @@ from torch import Tensor
 
 from minfer.effects.models.architecture.batch import Batch, ChunkedLogits, TappedTokens
 from minfer.effects.models.architecture.cache import PagedCache
-from minfer.effects.models.architecture.layers import attend, feed
+from minfer.effects.models.architecture.layers import attend, branch_inputs, feed
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.product_context import ProductContext
 from minfer.effects.models.architecture.products import norm_linear
@@ -62,10 +62,12 @@ def forward(
         ):
             # The last layer continues with fewer tokens.
             keep = picked if index == last and spec.rank_info.is_last_stage else None
-            hidden = attend(layer_weights, hidden, index, step, keep)
+            inputs = branch_inputs(layer, layer_weights, hidden)
+            hidden = attend(layer_weights, hidden, index, step, keep, inputs.attention)
             if keep is not None:
                 step = evolve(step, products=step.products.select(keep))
-            feed(layer, layer_weights, hidden, step)
+                inputs = inputs.select(keep)
+            feed(layer, layer_weights, hidden, step, inputs.feed_forward)
         if not spec.rank_info.is_last_stage:
             stage_io.send(hidden)
             return hidden[:0]

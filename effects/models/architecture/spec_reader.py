@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from attrs import evolve
+
 from minfer.effects.models.architecture.layers import Layer, read_layers
 from minfer.effects.models.architecture.linear import NormRule
 from minfer.effects.models.architecture.quantization import read_quantization
@@ -13,8 +15,16 @@ from minfer.effects.models.dtypes import DTYPE_BYTES
 from minfer.effects.models.families.family import Family
 from minfer.effects.models.families.table import BY_MODEL_TYPE, FAMILIES
 from minfer.effects.models.fields import check_fields
+from minfer.kernels.leaves import Activation
 
 RMS_NORM_EPS = 1e-6  # where a config has none
+# Names of an activation in configs; the first is meant where there is none.
+ACTIVATION_NAMES: Final[Mapping[Activation, tuple[str, ...]]] = {
+    "silu": ("silu",),
+    "gelu_tanh": ("gelu_pytorch_tanh",),
+    "ungated_gelu": ("gelu",),
+    "ungated_gelu_tanh": ("gelu_pytorch_tanh", "gelu_new"),
+}
 # Other names of a `model_type`: Kimi K2 is DeepSeek-V3 with other sizes.
 MODEL_TYPE_ALIASES: Final = {"kimi_k2": "deepseek_v3"}
 # Models of text and images by `model_type`, with that of their part about text.
@@ -45,11 +55,14 @@ def parse_spec(
     """
     family, config = _family_of(config, source)
     assumed = {"rms_norm_eps": RMS_NORM_EPS, **family.defaults}
-    reader = ConfigReader({**assumed, **config}, source)
+    own_names = {common: own for own, common in family.aliases.items()}
+    reader = ConfigReader({**assumed, **config}, source, own_names)
     residual_multiplier = _factor(reader, family.residual_multiplier)
     norms = NormRule(
         eps=reader.positive("rms_norm_eps"),
         offset=family.norm_offset,
+        centered=family.layer_norm,
+        bias=family.norm_bias,
         residual_multiplier=residual_multiplier,
     )
     layers, context = read_layers(reader, family, norms)
@@ -101,8 +114,31 @@ def _family_of(
     if config.get("model_type") in MULTIMODAL and isinstance(text, dict):
         outer = {key: config[key] for key in OUTER_KEYS if config.get(key) is not None}
         config = {**text, **outer, "model_type": MULTIMODAL[config["model_type"]]}
-        return _family(ConfigReader(config, source)), config
-    return _family(ConfigReader(config, source)), config
+    reader = ConfigReader(config, source)
+    return _variant(reader, _family(reader))
+
+
+def _variant(reader: ConfigReader, family: Family) -> tuple[Family, Mapping[str, Any]]:
+    """Returns the row for this config, and the config with the names of values that most
+    families have. Raises `ModelConfigError`, `UnsupportedModelError`.
+    """
+    values = {**family.defaults, **reader.config}
+    # A common name is not known to a family that has its own.
+    config = {
+        family.aliases.get(key, key): value
+        for key, value in reader.config.items()
+        if key not in family.aliases.values()
+    }
+    for variant in family.variants:
+        for key, value in variant.when.items():
+            if isinstance(value, bool):
+                reader.flag(key)
+        if all(values.get(key) == value for key, value in variant.when.items()):
+            family = evolve(family, **variant.row)
+            config |= variant.config
+            if variant.refusal:
+                raise reader.refusal(variant.refusal)
+    return family, config
 
 
 def _further_layers(reader: ConfigReader, layers: int) -> list[str]:
@@ -143,9 +179,11 @@ def _check_activation(reader: ConfigReader, family: Family) -> None:
     """Refuse an activation that the family does not have."""
     if family.activation == "clamped":
         return  # no field names gpt-oss's
-    key, supported = "hidden_act", ("silu",)
+    own_names = {common: own for own, common in family.aliases.items()}
+    key, supported = "hidden_act", ACTIVATION_NAMES[family.activation]
     if family.activation == "gelu_tanh":
-        key, supported = "hidden_activation", ("gelu_pytorch_tanh",)
+        key = "hidden_activation"
+    key = own_names.get(key, key)
     if (activation := reader.config.get(key) or supported[0]) not in supported:
         fault = f"{key} {activation!r} is not supported"
         raise reader.refusal(f"{fault}; only {supported[0]!r} is")

@@ -10,7 +10,11 @@ from minfer.effects.models.architecture.layers import (
     empty_layer,
     layer_parts,
 )
-from minfer.effects.models.architecture.linear import WeightMaker, matrix_parts, norm_part
+from minfer.effects.models.architecture.linear import (
+    WeightMaker,
+    matrix_parts,
+    norm_parts,
+)
 from minfer.effects.models.architecture.quantization import PLAIN_FORM, CheckpointForm
 from minfer.effects.models.architecture.spec import (
     EMBED,
@@ -72,7 +76,7 @@ def checkpoint_parts(
     for i, (layer, layer_weights) in enumerate(layers, spec.first_layer):
         for weight_part in layer_parts(layer, layer_weights, form):
             yield weight_part.with_prefix(layer_prefix(i))
-    yield norm_part("model.norm", weights.norm, spec.norms)
+    yield from norm_parts("model.norm", weights.norm, spec.norms)
     if spec.head_rows and not spec.tie_word_embeddings:
         yield WeightPart(LM_HEAD, weights.lm_head.weight)
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from minfer.effects.models.families import (
+    cohere,
     deepseek,
     gemma,
     glm,
@@ -16,6 +17,7 @@ from minfer.effects.models.families import (
     qwen,
     seed_oss,
     smollm,
+    stablelm,
 )
 from minfer.effects.models.families.family import Family
 
@@ -32,6 +34,8 @@ _ROWS: Final = (
     *olmo.ROWS,
     *phi.ROWS,
     *seed_oss.ROWS,
+    *cohere.ROWS,
+    *stablelm.ROWS,
 )
 FAMILIES: Final[Mapping[str, Family]] = {row.architecture: row for row in _ROWS}
 BY_MODEL_TYPE: Final[Mapping[str, Family]] = {row.model_type: row for row in _ROWS}

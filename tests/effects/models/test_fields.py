@@ -41,6 +41,9 @@ RICH = {
     "SeedOss": "plain",
     "Phi3": "longrope",
     "Olmo3": "ropes",
+    "Cohere": "biases, untied",
+    "Cohere2": "pattern of two",
+    "StableLm": "all",
 }
 OTHER: dict[str, Any] = {  # values for fields that are absent
     "sliding_window": WINDOW,
