@@ -63,6 +63,8 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "deepseek_v3": {"topk_method": ("noaux_tc",)},
     "glm4_moe_lite": {"topk_method": ("noaux_tc",)},
     "glm4_moe": {"topk_method": ("noaux_tc",)},
+    # n_embed is an older name of hidden_size; transformers cannot set head_dim.
+    "falcon": {"num_ln_in_parallel_attn": (1, 2), "n_embed": (), "head_dim": ()},
 }
 # Fields of transformers' classes, by `model_type`, that their forwards do not read.
 UNREAD: Final[Mapping[str, frozenset[str]]] = {
@@ -101,7 +103,9 @@ def check_fields(reader: ConfigReader, family: Family) -> None:
     Raises `UnsupportedModelError`.
     """
     neutral = {**NEUTRAL, **NEUTRAL_OF.get(family.model_type, {})}
-    for key in sorted((neutral.keys() & reader.config.keys()) - fields_read(family)):
+    own = NEUTRAL_OF.get(family.model_type, {}).keys()
+    unread = neutral.keys() - (fields_read(family) - own)
+    for key in sorted(unread & reader.config.keys()):
         refuse_field(reader, key, neutral[key])
 
 

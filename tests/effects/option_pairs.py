@@ -92,6 +92,7 @@ _OWN_ROPES: Final = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
 }
+_OLD_FALCON: Final = {"new_decoder_architecture": False}
 # The config that options change, and the options.
 OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
     "Qwen2": ("plain", (*_EVERY, (*_QWEN_WINDOW, _QWEN_MIXED))),
@@ -235,6 +236,25 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
     "Cohere2": (
         "pattern of two",
         (*_LAYER_NORM, _BIAS, _WINDOW[1:], _MIXED, ({}, {"logit_scale": 1.0})),
+    ),
+    "Falcon": (
+        "two norms",
+        (
+            _TIED,
+            _ROPE,
+            tuple({"num_kv_heads": count} for count in (2, 4, 1)),
+            ({}, {"layer_norm_epsilon": 1e-2}),
+            ({"bias": True}, {"bias": False}),
+            ({}, {"ffn_hidden_size": 96}),
+            (
+                {},
+                {"num_ln_in_parallel_attn": 2},
+                {"num_ln_in_parallel_attn": 1},
+                _OLD_FALCON,
+                _OLD_FALCON | {"multi_query": False, "num_kv_heads": 4},
+                _OLD_FALCON | {"parallel_attn": False},
+            ),
+        ),
     ),
     "StableLm": (
         "plain",

@@ -132,6 +132,8 @@ _LONGROPE: Final = {
     "long_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0],
     "original_max_position_embeddings": 128,
 }
+_FALCON: Final = {"head_dim": ...}
+_FALCON_40B: Final = _FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}
 _COHERE: Final = {"sliding_window": WINDOW}
 _BY_KIND: Final = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
@@ -323,6 +325,21 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         "pattern": _COHERE | {"sliding_window_pattern": 3, "logit_scale": 0.25},
         "pattern of two": _COHERE | _BIAS | {"sliding_window_pattern": 2},
         "untied": _COHERE | _UNTIED | {"layer_norm_eps": 1e-2, "logit_scale": 2.0},
+    },
+    "Falcon": {
+        "one key head": _FALCON,
+        "all key heads": _FALCON | {"multi_query": False, "bias": True},
+        "sequential": _FALCON
+        | {"parallel_attn": False, "bias": True, "ffn_hidden_size": 128},
+        "two norms": _FALCON_40B | {"bias": True, "layer_norm_epsilon": 1e-2},
+        "one norm": _FALCON_40B | _UNTIED | {"num_ln_in_parallel_attn": 1},
+        "all": _FALCON_40B
+        | {
+            "num_ln_in_parallel_attn": 2,
+            "bias": True,
+            "ffn_hidden_size": 128,
+            "rope_parameters": ROPES["linear"],
+        },
     },
     "StableLm": {
         "plain": {},

@@ -127,9 +127,11 @@ def read_dense(reader: ConfigReader, family: Family, norms: NormRule) -> Dense:
     """Returns the dense feed-forward of a model, from a config. Raises
     `ModelConfigError`.
     """
+    hidden = reader.size("hidden_size")
+    default = family.default_feed_ratio * hidden or None
     return Dense(
-        hidden_size=reader.size("hidden_size"),
-        intermediate_size=reader.size("intermediate_size"),
+        hidden_size=hidden,
+        intermediate_size=reader.size("intermediate_size", default),
         norms=norms,
         bias=reader.is_set(family.mlp_bias),
         activation=family.activation,

@@ -13,7 +13,7 @@ With tensor parallelism, heads are split: the fused product by column, the one a
 row.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
@@ -43,7 +43,7 @@ from minfer.effects.models.architecture.rope_scaling import (
     Rope,
 )
 from minfer.effects.models.architecture.windows import read_rotated, read_windows
-from minfer.effects.models.config_reader import ConfigReader
+from minfer.effects.models.config_reader import ConfigReader, UnsupportedModelError
 from minfer.effects.models.families.family import Family, QkNormFactors
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import RankInfo
@@ -80,8 +80,10 @@ class GQA:
     qkv_bias: bool = False
     out_bias: bool = False
     sinks: bool = False
-    # The name of queries, keys and values in a checkpoint that stores them as one.
+    # The name of queries, keys and values in a checkpoint that stores them as one; and
+    # whether each key head is there behind its queries, before its values.
     stored_qkv: str = ""
+    qkv_by_key_head: bool = False
     # Tokens at the beginning of a sequence that a query attends to beside its window.
     sink_tokens: int = 0
 
@@ -97,6 +99,12 @@ class GQA:
             if shares_heads
             else rank_info.share(self.kv_heads, "key heads (num_key_value_heads)")
         )
+        if self.qkv_by_key_head and self.kv_heads % ranks:
+            raise UnsupportedModelError(
+                f"{ranks} ranks would share {self.kv_heads} key heads, each of which "
+                f"{self.stored_qkv} has behind its queries; use fewer "
+                f"(tensor_parallel_size)"
+            )
         rank = rank_info.tensor_rank
         return evolve(
             self,
@@ -290,6 +298,8 @@ def read_gqa(
         out_bias=reader.is_set(family.out_bias),
         sinks=family.sinks,
         stored_qkv=family.stored_qkv,
+        # With one key head, that is all queries, keys, values.
+        qkv_by_key_head=family.qkv_by_key_head and kv_heads > 1,
     )
     ropes = {
         kind: evolve(rope, interleaved=family.interleaved_rotary)
@@ -351,6 +361,9 @@ def gqa_parts(
         *bias_parts(sizes.qkv, weights.qkv),
     ):
         if sizes.stored_qkv:
+            if sizes.qkv_by_key_head:
+                queries_first = weight_part.rearranged(_queries_first(sizes))
+                weight_part = evolve(queries_first, pieces=())
             yield _ordered(weight_part, order, sizes.qkv.outputs)
             continue
         of_values = weight_part.name.startswith("self_attn.v_proj")
@@ -368,6 +381,22 @@ def gqa_parts(
         yield WeightPart("self_attn.sinks", heads.sinks)
     yield from weight_parts(sizes.out, weights.out, form)
     yield from bias_parts(sizes.out, weights.out)
+
+
+def _queries_first(sizes: GQA) -> "Callable[[Tensor], Tensor]":
+    """Returns what turns outputs, in which the queries of each key head, the key and the
+    value follow one another, to all queries, all keys, all values.
+    """
+
+    def arrange(stored: "Tensor") -> "Tensor":
+        import torch
+
+        group = sizes.heads // sizes.kv_heads + 2
+        shape = (sizes.kv_heads, group, sizes.head_dim, *stored.shape[1:])
+        kinds = stored.reshape(shape).split_with_sizes([group - 2, 1, 1], 1)
+        return torch.cat([of_kind.flatten(0, 2) for of_kind in kinds])
+
+    return arrange
 
 
 def _head_norm_parts(

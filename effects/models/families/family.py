@@ -110,6 +110,9 @@ class Family:
     attention: Literal["gqa", "mla"] = "gqa"
     experts: ExpertKeys | None = None  # None: all layers are dense
     activation: Activation = "silu"
+    # The feed-forward's width in that of the residual stream, where no config value says
+    # it; 0: one has to.
+    default_feed_ratio: int = 0
     sinks: bool = False  # a logit of each head that takes part in the softmax (gpt-oss)
     norm_offset: bool = False  # checkpoints store norms' factors less 1 (Gemma)
     norm_names: NormNames = NormNames()
@@ -136,9 +139,11 @@ class Family:
     rotated_layers: Literal["all", "listed", "windowed"] = "all"
     interleaved_rotary: bool = False  # neighbours turn together, not halves of a head
     # Names of queries, keys and values, and of gate and up, in checkpoints that store
-    # each of them as one matrix.
+    # each of them as one matrix; and whether each key head is there behind its queries,
+    # before its values.
     stored_qkv: str = ""
     stored_gate_up: str = ""
+    qkv_by_key_head: bool = False
     eos_ids: tuple[int, ...] = ()  # where a config has none, or null
     prefixes: tuple[str, ...] = ()  # further ones of tensors' names in checkpoints
     renamings: tuple[Renaming, ...] = ()

@@ -6,6 +6,7 @@ from typing import Final
 from minfer.effects.models.families import (
     cohere,
     deepseek,
+    falcon,
     gemma,
     glm,
     gpt_oss,
@@ -36,6 +37,7 @@ _ROWS: Final = (
     *seed_oss.ROWS,
     *cohere.ROWS,
     *stablelm.ROWS,
+    *falcon.ROWS,
 )
 FAMILIES: Final[Mapping[str, Family]] = {row.architecture: row for row in _ROWS}
 BY_MODEL_TYPE: Final[Mapping[str, Family]] = {row.model_type: row for row in _ROWS}
