@@ -72,6 +72,7 @@ UNREAD: Final[Mapping[str, frozenset[str]]] = {
 }
 _TRAINING: Final = (
     "attention_dropout hidden_dropout embd_pdrop resid_pdrop residual_dropout "
+    "embedding_dropout "
     "initializer_range router_jitter_noise router_aux_loss_coef "
     "aux_loss_alpha seq_aux pretraining_tp ep_size moe_router_topk_scaling_factor"
 )

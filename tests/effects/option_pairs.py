@@ -256,6 +256,18 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
             ),
         ),
     ),
+    "Starcoder2": (
+        "plain",
+        (
+            _TIED,
+            ({}, {"norm_epsilon": 1e-2}),
+            _HEADS,
+            _ROPE,
+            _DIM,
+            _WINDOW,
+            ({}, {"use_bias": False}),
+        ),
+    ),
     "StableLm": (
         "plain",
         (

@@ -341,6 +341,12 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
             "rope_parameters": ROPES["linear"],
         },
     },
+    "Starcoder2": {
+        "plain": {},
+        "window": {"sliding_window": WINDOW, "norm_epsilon": 1e-2},
+        "no biases": _UNTIED | {"use_bias": False, "head_dim": 32},
+        "gelu_new": {"hidden_act": "gelu_new", "rope_parameters": ROPES["yarn"]},
+    },
     "StableLm": {
         "plain": {},
         "parallel": {"use_parallel_residual": True, "use_qkv_bias": True},

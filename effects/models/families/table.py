@@ -19,6 +19,7 @@ from minfer.effects.models.families import (
     seed_oss,
     smollm,
     stablelm,
+    starcoder,
 )
 from minfer.effects.models.families.family import Family
 
@@ -38,6 +39,7 @@ _ROWS: Final = (
     *cohere.ROWS,
     *stablelm.ROWS,
     *falcon.ROWS,
+    *starcoder.ROWS,
 )
 FAMILIES: Final[Mapping[str, Family]] = {row.architecture: row for row in _ROWS}
 BY_MODEL_TYPE: Final[Mapping[str, Family]] = {row.model_type: row for row in _ROWS}

@@ -45,6 +45,7 @@ RICH = {
     "Cohere2": "pattern of two",
     "StableLm": "all",
     "Falcon": "one norm",
+    "Starcoder2": "window",
 }
 OTHER: dict[str, Any] = {  # values for fields that are absent
     "sliding_window": WINDOW,
