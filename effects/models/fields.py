@@ -63,6 +63,7 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "deepseek_v3": {"topk_method": ("noaux_tc",)},
     "glm4_moe_lite": {"topk_method": ("noaux_tc",)},
     "glm4_moe": {"topk_method": ("noaux_tc",)},
+    "phi": {"qk_layernorm": (False,)},
     # n_embed is an older name of hidden_size; transformers cannot set head_dim.
     "falcon": {"num_ln_in_parallel_attn": (1, 2), "n_embed": (), "head_dim": ()},
 }

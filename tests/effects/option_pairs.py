@@ -256,6 +256,10 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
             ),
         ),
     ),
+    "Phi": (
+        "plain",
+        (_TIED, ({}, {"layer_norm_eps": 1e-2}), _HEADS, _DIM, _PARTIAL),
+    ),
     "Starcoder2": (
         "plain",
         (

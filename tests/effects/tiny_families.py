@@ -341,6 +341,15 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
             "rope_parameters": ROPES["linear"],
         },
     },
+    "Phi": {
+        "plain": {},
+        "all rotated": _TIED | {"partial_rotary_factor": 1.0, "layer_norm_eps": 1e-2},
+        "one key head": {"num_key_value_heads": 1, "head_dim": 32},
+        "yarn": {
+            "hidden_act": "gelu_pytorch_tanh",
+            "rope_parameters": _YARN | {"partial_rotary_factor": 0.25},
+        },
+    },
     "Starcoder2": {
         "plain": {},
         "window": {"sliding_window": WINDOW, "norm_epsilon": 1e-2},

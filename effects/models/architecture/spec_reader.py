@@ -186,7 +186,8 @@ def _check_activation(reader: ConfigReader, family: Family) -> None:
     key = own_names.get(key, key)
     if (activation := reader.config.get(key) or supported[0]) not in supported:
         fault = f"{key} {activation!r} is not supported"
-        raise reader.refusal(f"{fault}; only {supported[0]!r} is")
+        names = " or ".join(map(repr, supported))
+        raise reader.refusal(f"{fault}; only {names} is")
 
 
 def _base_model(family: Family) -> str:

@@ -144,6 +144,7 @@ class Family:
     stored_qkv: str = ""
     stored_gate_up: str = ""
     qkv_by_key_head: bool = False
+    head_bias: bool = False  # the output head has a bias
     eos_ids: tuple[int, ...] = ()  # where a config has none, or null
     prefixes: tuple[str, ...] = ()  # further ones of tensors' names in checkpoints
     renamings: tuple[Renaming, ...] = ()

@@ -46,6 +46,7 @@ RICH = {
     "StableLm": "all",
     "Falcon": "one norm",
     "Starcoder2": "window",
+    "Phi": "plain",
 }
 OTHER: dict[str, Any] = {  # values for fields that are absent
     "sliding_window": WINDOW,

@@ -113,6 +113,8 @@ VALUES: list[tuple[tuple[str, str], dict[str, Any], list[str]]] = [
     (("StableLm", "plain"), {"hidden_act": "gelu"}, ["hidden_act 'gelu'", "'silu' is"]),
     (("StableLm", "plain"), {"use_parallel_residual": 1}, ["use_parallel_residual"]),
     (("StableLm", "plain"), {"partial_rotary_factor": 2.0}, ["partial_rotary_factor"]),
+    (("Phi", "plain"), {"qk_layernorm": True}, ["qk_layernorm True", "False is"]),
+    (("Phi", "plain"), {"hidden_act": "gelu"}, ["hidden_act 'gelu'", "gelu_new"]),
     (("Cohere", "plain"), {"logit_scale": "high"}, ["logit_scale", "positive"]),
     (("Cohere2", "pattern"), {"sliding_window_pattern": 0}, ["sliding_window_pattern"]),
     (
