@@ -255,7 +255,7 @@ def _reference(
     k_norm: Norm | None,
     scales: CacheScales | None,
     *,
-    norms_last: bool,
+    norms_last: bool = False,
 ) -> None:
     """`rope_and_cache` in plain torch."""
     cos, sin = cos_sin[positions.long(), None].chunk(2, -1)
