@@ -455,7 +455,7 @@ def kernels(_lab: Lab, model: str) -> Figures:
     # The function, the bytes that it moves, and its arguments.
     work: dict[str, tuple[Callable[..., Any], int, Callable[[], Any]]] = {
         "RMSNorm of a sum, 4096 tokens": (
-            norm.rms_norm,
+            norm.normalise,
             8 * num_tokens * hidden,
             lambda: (t(num_tokens, hidden), scale(hidden), t(num_tokens, hidden)),
         ),

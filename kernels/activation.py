@@ -1,5 +1,5 @@
 """Gated activations: silu(gate) * up (Shazeer 2020), or with gelu, or gpt-oss' clamped
-one. Bound by memory: 4,096 x 18,944 take 111 us at 4.2 TB/s.
+one; and gelu without a gate. Bound by memory: 4,096 x 18,944 take 111 us at 4.2 TB/s.
 """
 
 import math
@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minfer.kernels import on_triton, plain
-from minfer.kernels.leaves import Activation
+from minfer.kernels.leaves import UNGATED, Activation
 from minfer.kernels.pdl import early, follow
 
 TILE = 1024  # elements of a program: 8 a thread, in loads of 16 bytes
@@ -17,15 +17,20 @@ WARPS = 4
 CLAMP = tl.constexpr(plain.CLAMP)
 STEEPNESS = tl.constexpr(plain.STEEPNESS)
 ROOT = tl.constexpr((2 / math.pi) ** 0.5)
+HALF_ROOT = tl.constexpr(0.5**0.5)
 CUBIC = tl.constexpr(0.044715)
 
 
 @triton.jit
 def gated_product(gate, up, activation: tl.constexpr):
-    """activation(gate) * up of tensors in float32; `plain.gated_mul` defines it."""
+    """activation(gate) * up of tensors in float32; `plain.gated_mul` defines it. Without
+    a gate, `up` is 1, and `gate` what goes through the activation.
+    """
     if activation == "silu":
         product = gate / (1 + tl.exp(-gate)) * up
-    elif activation == "gelu_tanh":
+    elif activation == "ungated_gelu":
+        product = gate * (1 + tl.erf(gate * HALF_ROOT)) * 0.5 * up
+    elif activation == "gelu_tanh" or activation == "ungated_gelu_tanh":
         # gelu by tanh, as tanh(y) = 2 * sigmoid(2 * y) - 1
         inner = (gate + gate * gate * gate * CUBIC) * ROOT
         product = gate / (1 + tl.exp(inner * -2)) * up
@@ -57,6 +62,7 @@ def _gated_mul(
     out_stride,
     size,
     activation: tl.constexpr,
+    gated: tl.constexpr,
     tile: tl.constexpr,
 ):
     """Grid [tokens, tiles of a row]."""
@@ -64,7 +70,9 @@ def _gated_mul(
     row = tl.program_id(0).to(tl.int64)
     lane = tl.program_id(1) * tile + tl.arange(0, tile)
     gate = tl.load(gate_up + row * stride + lane, mask=lane < size)
-    up = tl.load(gate_up + row * stride + size + lane, mask=lane < size)
+    up = 1.0
+    if gated:
+        up = tl.load(gate_up + row * stride + size + lane, mask=lane < size)
     product = rounded_gated_product(gate, up, activation)
     tl.store(out + row * out_stride + lane, product, mask=lane < size)
 
@@ -73,10 +81,11 @@ def gated_mul(
     gate_up: Tensor, activation: Activation = "silu", out: Tensor | None = None
 ) -> Tensor:
     """[tokens, 2 * intermediate], gate then up, rows contiguous -> [tokens,
-    intermediate].
+    intermediate]; of an activation without a gate, of [tokens, intermediate].
     """
+    gated = activation not in UNGATED
     tokens = len(gate_up)
-    size = gate_up.shape[1] // 2
+    size = gate_up.shape[1] // (1 + gated)
     if out is None:
         out = gate_up.new_empty(tokens, size)
     if not on_triton(gate_up):
@@ -88,6 +97,7 @@ def gated_mul(
         out_stride=out.stride(0),
         size=size,
         activation=activation,
+        gated=gated,
         tile=TILE,
         num_warps=WARPS,
         launch_pdl=early(out),

@@ -23,7 +23,7 @@ from minfer.kernels.gated import gated, is_gated_faster
 from minfer.kernels.leaves import Activation, Linear, Norm
 from minfer.kernels.linear_kernels import product
 from minfer.kernels.linear_tunes import LinearTune, tune_of
-from minfer.kernels.norm import rms_norm
+from minfer.kernels.norm import normalise
 from minfer.kernels.pdl import arrivals, early
 
 # Bytes of weights that a thread may hold when it starts to wait for x, if `stages` is 1
@@ -35,18 +35,30 @@ THREADS = 32  # of a warp
 
 
 def norm_linear(
-    x: Tensor, norm: Norm, matrix: Linear, tune: LinearTune | None = None
+    x: Tensor, norm: Norm | None, matrix: Linear, tune: LinearTune | None = None
 ) -> Tensor:
-    """rms_norm(x) @ weight.T + bias: x [tokens, hidden], weight [out, hidden] -> [tokens,
-    out].
+    """normalise(x) @ weight.T + bias: x [tokens, hidden], weight [out, hidden] ->
+    [tokens, out]; without a norm, of rows as they are.
 
     One dtype. Call it before a CUDA graph captures it. tune: constants instead of the
     table's (linear_tunes.py).
     """
+    x, norm = normalised_before(x, norm)
+    if norm is None:
+        return linear(x, matrix, tune)
     tune = tune or tune_of("norm_linear", x, matrix.weight)
     if tune is not None and fits(x, matrix):
         return launch(x, matrix, tune, norm=norm)
-    return plain.linear(rms_norm(x, norm), matrix)
+    return plain.linear(normalise(x, norm), matrix)
+
+
+def normalised_before(x: Tensor, norm: Norm | None) -> tuple[Tensor, Norm | None]:
+    """Returns the rows and the norm that products take. Their kernel sums squares, but no
+    means: rows with LayerNorm are normalised before.
+    """
+    if norm is None or not norm.centered:
+        return x, norm
+    return normalise(x, norm), None
 
 
 def linear(x: Tensor, matrix: Linear, tune: LinearTune | None = None) -> Tensor:
@@ -70,23 +82,24 @@ def linear_add(
 
 def norm_gated(
     x: Tensor,
-    norm: Norm,
+    norm: Norm | None,
     gate_up: Linear,
     activation: Activation = "silu",
     fused: bool = False,
     tune: LinearTune | None = None,
 ) -> Tensor:
-    """activation(gate) * up of [gate, up] = rms_norm(x) @ gate_up.T + bias; else as
+    """activation(gate) * up of [gate, up] = normalise(x) @ gate_up.T + bias; else as
     above.
 
     fused: use gated.py where it is faster.
     """
+    x, norm = normalised_before(x, norm)
     if activation != "silu":
         return gated_mul(norm_linear(x, norm, gate_up), activation)
     tune = tune or tune_of("norm_gated", x, gate_up.weight)
     if tune is not None and fits(x, gate_up, gated=True):
         return launch(x, gate_up, tune, norm=norm, gated=True)
-    normed, inter = rms_norm(x, norm), gate_up.weight.shape[0] // 2
+    normed, inter = x if norm is None else normalise(x, norm), len(gate_up.weight) // 2
     if fused and gate_up.bias is None and is_gated_faster(x.shape[0], inter):
         return gated(normed, gate_up)
     return gated_mul(plain.linear(normed, gate_up))

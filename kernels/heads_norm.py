@@ -99,7 +99,7 @@ def norm_heads(
     place. `squares` [tokens, 2]: sums of squares over the heads of so many `ranks`, each
     with as many heads; None: of these heads.
 
-    float32 inside, rounded as `norm.rms_norm`.
+    float32 inside, rounded as `norm.normalise`.
     """
     if not on_triton(qkv):
         plain.norm_heads(qkv, norms, squares, ranks)

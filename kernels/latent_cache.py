@@ -12,7 +12,7 @@ from minfer.kernels import on_triton
 from minfer.kernels.cache_numbers import write
 from minfer.kernels.eight_bit_kernels import saturated
 from minfer.kernels.leaves import Norm
-from minfer.kernels.norm import rms_norm
+from minfer.kernels.norm import normalise
 from minfer.kernels.pdl import early, follow
 
 HEADS_PER_PROGRAM = 16  # of a program
@@ -185,7 +185,7 @@ def write_latent(
     cos_sin [positions, rotated] float32: cosines, then sines. slots [tokens] are block *
     block_size + offset, negative: not written. cache [blocks, block_size, latent +
     rotated], any strides but the last, of the dtype of kv or FP8. float32 inside; latents
-    are rounded as by `rms_norm`.
+    are rounded as by `normalise`.
 
     Angle i turns the numbers (2i, 2i + 1), of keys and queries, and they stay there
     (transformers' DeepSeek-V3 then moves them to (i, i + half), which changes no product
@@ -260,7 +260,7 @@ def _write_reference(
             else torch.cat(rotated_pair, -1)
         )
 
-    normed = rms_norm(kv[:, :latent], norm)
+    normed = normalise(kv[:, :latent], norm)
     keys = rotate(kv[:, None, latent:])[:, 0].to(kv.dtype)
     written = slots >= 0
     write(cache, None, slots[written], torch.cat((normed, keys), 1)[written])

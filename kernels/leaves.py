@@ -204,12 +204,15 @@ class Shard(Enum):
 
 @frozen(eq=False)
 class Norm:
-    """RMSNorm's factors. In float32 beside narrower activations, the product with them
-    is computed in float32 too, and then rounded (Gemma).
+    """RMSNorm's factors, or LayerNorm's. In float32 beside narrower activations, the
+    product with them is computed in float32 too, and then rounded (Gemma); LayerNorm's
+    always is.
     """
 
-    weight: "Tensor"  # [size]
+    weight: "Tensor"  # [size], or of each head its own: [heads, size]
     eps: float
+    bias: "Tensor | None" = None  # [size], of LayerNorm
+    centered: bool = False  # LayerNorm: the mean is subtracted first
 
 
 class Packed(Protocol):
@@ -289,7 +292,8 @@ class Linear:
 class HeadWeights:
     """What belongs to the heads of a layer. None: the model has none."""
 
-    q_norm: Norm | None = None  # [head_dim], of each query head
+    # [head_dim], the same for each query head, or [heads, head_dim]
+    q_norm: Norm | None = None
     k_norm: Norm | None = None
     norms_after_rope: bool = False  # heads are rotated, then normalised (Hunyuan)
     sinks: "Tensor | None" = None  # [heads] float32
@@ -316,7 +320,9 @@ class LatentWeights:
 
 # What the gate of a gated product goes through: silu, gelu by tanh, or "clamped":
 # gpt-oss's (up + 1) * gate * sigmoid(1.702 * gate), gate at most 7, |up| at most 7.
-Activation = Literal["silu", "gelu_tanh", "clamped"]
+# Without a gate, and so of one product instead of two: gelu, or gelu by tanh.
+Activation = Literal["silu", "gelu_tanh", "clamped", "ungated_gelu", "ungated_gelu_tanh"]
+UNGATED: Final[frozenset[Activation]] = frozenset({"ungated_gelu", "ungated_gelu_tanh"})
 
 
 @frozen

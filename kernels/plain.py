@@ -23,10 +23,13 @@ STEEPNESS: Final = 1.702
 FEW_ROWS: Final = range(2, 9)
 
 
-def rms_norm(x: Tensor, norm: Norm, out: Tensor | None = None) -> Tensor:
+def normalise(x: Tensor, norm: Norm, out: Tensor | None = None) -> Tensor:
     """Normalise over the last dimension of `x` (Zhang and Sennrich 2019); see
-    `norm.rms_norm`.
+    `norm.normalise`.
     """
+    if norm.centered:
+        normalised = _layer_norm(x, norm)
+        return normalised if out is None else out.copy_(normalised)
     is_float32, weight = x.dtype is torch.float32, norm.weight
     wide = x if is_float32 else x.float()
     # sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(eps * n)) / sqrt(n): two launches fewer.
@@ -37,6 +40,17 @@ def rms_norm(x: Tensor, norm: Norm, out: Tensor | None = None) -> Tensor:
         scaled.mul_(weight)
         return scaled.to(x.dtype) if out is None else out.copy_(scaled)
     return torch.mul(scaled.to(x.dtype), weight, out=out)
+
+
+def _layer_norm(x: Tensor, norm: Norm) -> Tensor:
+    """Returns LayerNorm (Ba et al. 2016) over the last dimension of `x`: torch's computes
+    in float32, but has one weight for all rows.
+    """
+    sizes = x.shape[-1:]
+    if norm.weight.dim() == 1:
+        return F.layer_norm(x, sizes, norm.weight, norm.bias, norm.eps)
+    normalised = F.layer_norm(x.float(), sizes, eps=norm.eps).mul_(norm.weight)
+    return normalised.to(x.dtype)
 
 
 @functools.cache
@@ -92,9 +106,9 @@ def _has_few_rows(x: Tensor) -> bool:
     return len(x) in FEW_ROWS and x.dtype is torch.float32
 
 
-def norm_linear(x: Tensor, norm: Norm, matrix: Linear) -> Tensor:
-    """`linear` of rms_norm(x)."""
-    return linear(rms_norm(x, norm), matrix)
+def norm_linear(x: Tensor, norm: Norm | None, matrix: Linear) -> Tensor:
+    """`linear` of normalise(x), or of rows as they are."""
+    return linear(x if norm is None else normalise(x, norm), matrix)
 
 
 def linear_add(residual: Tensor, x: Tensor, matrix: Linear) -> None:
@@ -109,7 +123,7 @@ def linear_add(residual: Tensor, x: Tensor, matrix: Linear) -> None:
 
 def norm_gated(
     x: Tensor,
-    norm: Norm,
+    norm: Norm | None,
     gate_up: Linear,
     activation: Activation = "silu",
     fused: bool = False,
@@ -122,7 +136,13 @@ def norm_gated(
 
 
 def gated_mul(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
-    """activation(gate) * up [tokens, inter] of gates and ups [tokens, 2 * inter]."""
+    """activation(gate) * up [tokens, inter] of gates and ups [tokens, 2 * inter]; of an
+    activation without a gate, activation(up) of ups [tokens, inter].
+    """
+    if activation == "ungated_gelu":
+        return F.gelu(gate_up)
+    if activation == "ungated_gelu_tanh":
+        return F.gelu(gate_up, approximate="tanh")
     gate, up = gate_up.chunk(2, -1)
     if activation == "silu":
         return F.silu(gate).mul_(up)

@@ -146,9 +146,9 @@ def product_description(scheme: Scheme) -> str:
     return "dequantized a piece at a time, then multiplied"
 
 
-def norm_linear(x: Tensor, norm: Norm, matrix: Linear) -> Tensor:
-    """`linear` of rms_norm(x)."""
-    return linear(plain.rms_norm(x, norm), matrix)
+def norm_linear(x: Tensor, norm: Norm | None, matrix: Linear) -> Tensor:
+    """`linear` of normalise(x), or of rows as they are."""
+    return linear(x if norm is None else plain.normalise(x, norm), matrix)
 
 
 def linear_add(residual: Tensor, x: Tensor, matrix: Linear) -> None:
@@ -158,7 +158,7 @@ def linear_add(residual: Tensor, x: Tensor, matrix: Linear) -> None:
 
 def norm_gated(
     x: Tensor,
-    norm: Norm,
+    norm: Norm | None,
     gate_up: Linear,
     activation: Activation = "silu",
     fused: bool = False,

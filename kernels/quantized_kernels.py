@@ -13,7 +13,7 @@ from minfer.kernels.activation import rounded_gated_product
 from minfer.kernels.eight_bit_kernels import nearest
 from minfer.kernels.eight_bits import LARGEST
 from minfer.kernels.leaf_tiles import leaf_lines, load_tile, scaled_tile
-from minfer.kernels.leaves import Activation, Linear, Norm
+from minfer.kernels.leaves import UNGATED, Activation, Linear, Norm
 from minfer.kernels.pdl import early, follow
 
 # Of a row for each warp at once, in loads of 16 bytes.
@@ -43,14 +43,19 @@ def _row(
     tiles: tl.constexpr,
     tile: tl.constexpr,
     activation: tl.constexpr,
+    gated: tl.constexpr,
 ):
-    """A row in tiles, or activation(gate) * up of a row of both."""
+    """A row in tiles, or activation(gate) * up of a row of both, or activation(row)
+    if it is not `gated`.
+    """
     values = ()
     for i in tl.static_range(tiles):
         lane = i * tile + tl.arange(0, tile)
         value = tl.load(x + lane, mask=lane < size, other=0.0)
         if activation is not None:  # rounded as in activation.py
-            up = tl.load(x + size + lane, mask=lane < size, other=0.0)
+            up = 1.0
+            if gated:
+                up = tl.load(x + size + lane, mask=lane < size, other=0.0)
             value = rounded_gated_product(value, up, activation)
         values += (value,)  # type: ignore[assignment]  # as above
     return values
@@ -86,6 +91,7 @@ def _round_rows(
     tiles: tl.constexpr,
     tile: tl.constexpr,
     activation: tl.constexpr,
+    gated: tl.constexpr,
 ):
     """Grid [rows]: a row, normalised if there is `norm`, or activation(gate) * up of a
     row of both if there is `activation`, times max_magnitude / largest. It stays in
@@ -94,7 +100,7 @@ def _round_rows(
     row = tl.program_id(0).to(tl.int64)
     factors = _factors(norm, size, tiles, tile)
     follow()
-    values = _row(x + row * x_stride, size, tiles, tile, activation)
+    values = _row(x + row * x_stride, size, tiles, tile, activation, gated)
     if norm is not None:
         values = _normalised(values, factors, eps, size)
     largest = tl.abs(values[0].to(tl.float32))
@@ -123,10 +129,11 @@ def round_rows(
     """Returns rows of x [tokens, inputs] in FP8 or INT8, and their scales [tokens, 1]
     float32, as `quantized.round_activations`.
 
-    norm: normalised before. activation: of x [tokens, 2 * inputs], gate then up,
-    activation(gate) * up.
+    norm: normalised before, by RMSNorm. activation: of x [tokens, 2 * inputs], gate then
+    up, activation(gate) * up; without a gate, activation(x).
     """
-    rows, size = len(x), x.shape[1] // (1 if activation is None else 2)
+    gated = activation is not None and activation not in UNGATED
+    rows, size = len(x), x.shape[1] // (1 + gated)
     out = torch.empty(rows, size, dtype=dtype, device=x.device)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
     warps = WARPS if size <= MAX_TILES * WARPS * WARP_ELEMENTS else 2 * WARPS
@@ -143,6 +150,7 @@ def round_rows(
         tiles=triton.cdiv(size, tile),
         tile=tile,
         activation=activation,
+        gated=gated,
         num_warps=max(1, tile // WARP_ELEMENTS),
         launch_pdl=early(x),
     )

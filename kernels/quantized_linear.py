@@ -25,7 +25,7 @@ from minfer.kernels import activation as gates
 from minfer.kernels import fused_linear
 from minfer.kernels.leaves import PLAIN, Activation, Linear, Norm
 from minfer.kernels.linear_tunes import LinearTune
-from minfer.kernels.norm import rms_norm
+from minfer.kernels.norm import normalise
 from minfer.kernels.quantized_kernels import dequantized, round_rows
 from minfer.kernels.quantized_tunes import MAX_FUSED_NORM_TOKENS, rounded_tune_of, tune_of
 
@@ -35,13 +35,14 @@ gated_mul = gates.gated_mul
 
 
 def norm_linear(
-    x: Tensor, norm: Norm, matrix: Linear, tune: LinearTune | None = None
+    x: Tensor, norm: Norm | None, matrix: Linear, tune: LinearTune | None = None
 ) -> Tensor:
-    """rms_norm(x) @ weight.T + bias: [tokens, inputs] -> [tokens, outputs], in the dtype
-    of x.
+    """normalise(x) @ weight.T + bias: [tokens, inputs] -> [tokens, outputs], in the dtype
+    of x; without a norm, of rows as they are.
 
     Call it before a CUDA graph captures it. tune: constants instead of the table's.
     """
+    x, norm = fused_linear.normalised_before(x, norm)
     tune = tune or tune_of(x, matrix)
     if tune is not None and fused_linear.fits(x, matrix):
         return _product_of_few_tokens(x, norm, matrix, tune)
@@ -75,17 +76,18 @@ def linear_add(
 
 def norm_gated(
     x: Tensor,
-    norm: Norm,
+    norm: Norm | None,
     gate_up: Linear,
     activation: Activation = "silu",
     fused: bool = False,
     tune: LinearTune | None = None,
 ) -> Tensor:
-    """activation(gate) * up of [gate, up] = rms_norm(x) @ gate_up.T + bias; else as
+    """activation(gate) * up of [gate, up] = normalise(x) @ gate_up.T + bias; else as
     above.
 
     fused: use gated.py where it is faster.
     """
+    x, norm = fused_linear.normalised_before(x, norm)
     tune = tune or tune_of(x, gate_up, gated=True)
     silu = activation == "silu"
     if tune is not None and silu and fused_linear.fits(x, gate_up, gated=True):
@@ -102,7 +104,7 @@ def norm_gated(
 def feed(
     out: Tensor,
     x: Tensor,
-    norm: Norm,
+    norm: Norm | None,
     gate_up: Linear,
     down: Linear,
     activation: Activation = "silu",
@@ -122,7 +124,7 @@ def feed(
         and _has_8_bit_library(x, gate_up)
         and _has_8_bit_library(x, down)
     ):
-        gate_and_up = _rounded_product(x, norm, gate_up)
+        gate_and_up = _rounded_product(*fused_linear.normalised_before(x, norm), gate_up)
         rows = round_rows(gate_and_up, down.weight.dtype, activation=activation)
         _product_of_rounded(*rows, x.dtype, down, out=out)
     else:
@@ -139,7 +141,7 @@ def _product_of_few_tokens(
         x.dtype is not torch.float16 or tune.rows == 1
     )
     if norm is not None and not fuses_norm:
-        x, norm = rms_norm(x, norm), None
+        x, norm = normalise(x, norm), None
     return fused_linear.launch(x, matrix, tune, norm=norm, gated=gated)
 
 

@@ -14,7 +14,7 @@ from minfer.kernels import on_triton
 from minfer.kernels.cache_numbers import CacheScales, write
 from minfer.kernels.eight_bit_kernels import int8_scale, quantize_int8, saturated
 from minfer.kernels.leaves import Norm
-from minfer.kernels.norm import rms_norm
+from minfer.kernels.norm import normalise
 from minfer.kernels.pdl import early, follow
 
 # Of 4 heads of 128 dimensions a thread loads 16 bytes.
@@ -46,6 +46,8 @@ def _rope(
     pad: tl.constexpr,
     normed: tl.constexpr,
     norms_last: tl.constexpr,
+    norm_stride: tl.constexpr,
+    centered: tl.constexpr,
     height: tl.constexpr,
     shared: tl.constexpr,
 ):
@@ -65,6 +67,9 @@ def _rope(
     qkv_pointers = qkv + token[:, None] * stride + head * (2 * half) + inner
     if normed:
         weight = tl.where(query, q_norm, k_norm) + lane
+        if norm_stride:  # each head has its own factors
+            first_head = tl.where(value, 0, head - tl.where(query, 0, heads))
+            weight += (first_head + row % height)[:, None] * norm_stride
         low_norm = tl.load(weight, mask=lane < half, other=0.0)
         high_norm = tl.load(weight + half, mask=lane < half, other=0.0)
     follow()
@@ -74,7 +79,7 @@ def _rope(
     second = right.to(tl.float32)
     if normed and not norms_last:
         first, second = _normalised(
-            first, second, low_norm, high_norm, eps, half, left.dtype
+            first, second, low_norm, high_norm, eps, mask, half, left.dtype, centered
         )
     place = tl.load(positions + token, mask=row_mask, other=0).to(tl.int64)
     angle = table + place[:, None] * (2 * half) + lane
@@ -89,8 +94,10 @@ def _rope(
             low_norm,
             high_norm,
             eps,
+            mask,
             half,
             left.dtype,
+            centered,
         )
     low = tl.where(value, left.to(tl.float32), turned_low)
     high = tl.where(value, right.to(tl.float32), turned_high)
@@ -130,16 +137,28 @@ def _rope(
 
 @triton.jit
 def _normalised(
-    first, second, low_norm, high_norm, eps, half: tl.constexpr, dtype: tl.constexpr
+    first,
+    second,
+    low_norm,
+    high_norm,
+    eps,
+    mask,
+    half: tl.constexpr,
+    dtype: tl.constexpr,
+    centered: tl.constexpr,
 ):
     """Normalise the halves of heads, rounded as in transformers: normalised value,
     product.
     """
+    if centered:
+        mean = (tl.sum(first + second, 1) / (2 * half))[:, None]
+        first = tl.where(mask, first - mean, 0.0)
+        second = tl.where(mask, second - mean, 0.0)
     squares = tl.sum(first * first + second * second, 1) / (2 * half)
     scale = tl.rsqrt(squares + eps)[:, None]
     first *= scale
     second *= scale
-    if low_norm.dtype != tl.float32:
+    if low_norm.dtype != tl.float32 and not centered:
         first = first.to(dtype)
         second = second.to(dtype)
     # The product is rounded as well, as in transformers.
@@ -169,9 +188,9 @@ def rope_and_cache(
     `positions` [tokens]. `cos_sin` [positions, dim] float32: cosines, then sines. `slots`
     [tokens] are block * block_size + offset; a token with a negative one is not written.
     Caches are [blocks, block_size, kv_heads, dim], of the dtype of qkv or of 8 bits
-    (cache_numbers.py), with `scales` if INT8. `q_norm` and `k_norm` [dim]: both or
-    neither, before the rotation unless `norms_last`. Computes in float32; keys and values
-    in `qkv` stay as they are.
+    (cache_numbers.py), with `scales` if INT8. `q_norm` and `k_norm`, both or neither,
+    before the rotation unless `norms_last`: [dim], or of each head its own [heads, dim].
+    Computes in float32; keys and values in `qkv` stay as they are.
     """
     if not on_triton(qkv):
         _reference(
@@ -214,6 +233,8 @@ def rope_and_cache(
         pad=triton.next_power_of_2(half),
         normed=q_norm is not None,
         norms_last=norms_last,
+        norm_stride=0 if q_norm is None or q_norm.weight.dim() == 1 else 2 * half,
+        centered=q_norm is not None and q_norm.centered,
         height=height,
         shared=shared,
         num_warps=4 if shared > 1 else 1,
@@ -234,18 +255,18 @@ def _reference(
     k_norm: Norm | None,
     scales: CacheScales | None,
     *,
-    norms_last: bool,
+    norms_last: bool = False,
 ) -> None:
     """`rope_and_cache` in plain torch."""
     cos, sin = cos_sin[positions.long(), None].chunk(2, -1)
 
     def rotate(x: Tensor, norm: Norm | None) -> Tensor:
-        normed = x if norm is None or norms_last else rms_norm(x, norm)
+        normed = x if norm is None or norms_last else normalise(x, norm)
         first, second = normed.float().chunk(2, -1)
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
         if norm is None or not norms_last:
             return turned
-        return rms_norm(turned.to(x.dtype), norm)
+        return normalise(turned.to(x.dtype), norm)
 
     by_head = qkv.view(len(qkv), heads + 2 * kv_heads, -1)
     query, key, value = by_head.split([heads, kv_heads, kv_heads], 1)

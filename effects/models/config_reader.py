@@ -1,6 +1,7 @@
 """Typed reads of a checkpoint's config.json; errors name what is wrong with it."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 SIZE_LIMIT: Final = 1 << 40  # for a size
@@ -33,21 +34,34 @@ def whole_to_int(value: Any) -> Any:
 
 class ConfigReader:
     """Reads of one config, or of an object in it; null counts as absent. Raises
-    `ModelConfigError`.
+    `ModelConfigError`. `own_names`: what the file calls some keys, for errors.
     """
 
-    def __init__(self, config: Mapping[str, Any], source: str) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        source: str,
+        own_names: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.config = config
         self.source = source
+        self.own_names = own_names
 
     def is_absent(self, key: str) -> bool:
         """Returns whether the key is missing or null."""
         return self.config.get(key) is None
 
+    def name(self, key: str) -> str:
+        """Returns what the file calls a key."""
+        return self.own_names.get(key, key)
+
     def error(self, key: str, expected: str) -> ModelConfigError:
         """Returns the error about a value that is not as `expected`."""
         value = repr(self.config[key]) if key in self.config else "nothing"
-        message = f"{self.source}: {key} must be {expected}, found {value}; correct it"
+        message = (
+            f"{self.source}: {self.name(key)} must be {expected}, found {value}; "
+            f"correct it"
+        )
         return ModelConfigError(
             f"{message} or restore the original config.json of the checkpoint"
         )

@@ -67,14 +67,18 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "glm4v_text": {"attention_bias": (True,)},
     "glm4v_moe_text": {"topk_method": ("noaux_tc",), "use_qk_norm": (False,)},
     "qwen3_vl_moe_text": {"norm_topk_prob": (True,)},
+    "phi": {"qk_layernorm": (False,)},
+    # n_embed is an older name of hidden_size; transformers cannot set head_dim.
+    "falcon": {"num_ln_in_parallel_attn": (1, 2), "n_embed": (), "head_dim": ()},
 }
 # Fields of transformers' classes, by `model_type`, that their forwards do not read.
 UNREAD: Final[Mapping[str, frozenset[str]]] = {
     "gemma3_text": frozenset({"attn_logit_softcapping"}),
 }
 _TRAINING: Final = (
-    "attention_dropout embd_pdrop resid_pdrop residual_dropout initializer_range "
-    "router_jitter_noise router_aux_loss_coef "
+    "attention_dropout hidden_dropout embd_pdrop resid_pdrop residual_dropout "
+    "embedding_dropout "
+    "initializer_range router_jitter_noise router_aux_loss_coef "
     "aux_loss_alpha seq_aux pretraining_tp ep_size moe_router_topk_scaling_factor"
 )
 _OUTPUTS: Final = "output_attentions output_hidden_states output_router_logits use_cache"
@@ -96,6 +100,7 @@ INERT_OF: Final[Mapping[str, frozenset[str]]] = {
     "glm4_moe_lite": _MLA,
     "youtu": _MLA | {"embedding_initializer_range"},
     "gpt_oss": frozenset({"hidden_act"}),
+    "cohere2": frozenset({"head_dim"}),  # which it derives
 }
 
 
@@ -104,7 +109,9 @@ def check_fields(reader: ConfigReader, family: Family) -> None:
     Raises `UnsupportedModelError`.
     """
     neutral = {**NEUTRAL, **NEUTRAL_OF.get(family.model_type, {})}
-    for key in sorted((neutral.keys() & reader.config.keys()) - fields_read(family)):
+    own = NEUTRAL_OF.get(family.model_type, {}).keys()
+    unread = neutral.keys() - (fields_read(family) - own)
+    for key in sorted(unread & reader.config.keys()):
         refuse_field(reader, key, neutral[key])
 
 
@@ -119,6 +126,7 @@ def fields_read(family: Family) -> set[str]:
         family.logit_multiplier,
         family.logit_divisor,
     }
+    fields |= {*family.aliases}.union(*(variant.when for variant in family.variants))
     if family.rotated_layers == "listed":
         fields |= {"no_rope_layers", "no_rope_layer_interval"}
     return fields & NEUTRAL.keys()

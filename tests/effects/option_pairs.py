@@ -20,6 +20,12 @@ _ROPE: Final[Option] = tuple(
     {"rope_parameters": ROPES[name]} for name in ("default", "linear", "llama3", "yarn")
 )
 _EVERY: Final = (_TIED, _EPS, _HEADS, _ROPE)
+_LAYER_NORM: Final[tuple[Option, ...]] = (
+    _TIED,
+    ({}, {"layer_norm_eps": 1e-2}),
+    _HEADS,
+    _ROPE,
+)
 _WINDOW: Final[Option] = ({}, {"sliding_window": WINDOW}, {"sliding_window": 7})
 _QWEN_WINDOW: Final[Option] = (
     {},
@@ -86,6 +92,7 @@ _OWN_ROPES: Final = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
 }
+_OLD_FALCON: Final = {"new_decoder_architecture": False}
 # The config that options change, and the options.
 OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
     "Qwen2": ("plain", (*_EVERY, (*_QWEN_WINDOW, _QWEN_MIXED))),
@@ -215,6 +222,67 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
     "GraniteMoeShared": (
         "experts",
         (*_GRANITE_MOE, ({}, {"shared_intermediate_size": 40})),
+    ),
+    "Cohere": (
+        "plain",
+        (
+            *_LAYER_NORM,
+            _BIAS,
+            _DIM,
+            ({}, {"use_qk_norm": True}),
+            ({}, {"logit_scale": 1.0}),
+        ),
+    ),
+    "Cohere2": (
+        "pattern of two",
+        (*_LAYER_NORM, _BIAS, _WINDOW[1:], _MIXED, ({}, {"logit_scale": 1.0})),
+    ),
+    "Falcon": (
+        "two norms",
+        (
+            _TIED,
+            _ROPE,
+            tuple({"num_kv_heads": count} for count in (2, 4, 1)),
+            ({}, {"layer_norm_epsilon": 1e-2}),
+            ({"bias": True}, {"bias": False}),
+            ({}, {"ffn_hidden_size": 96}),
+            (
+                {},
+                {"num_ln_in_parallel_attn": 2},
+                {"num_ln_in_parallel_attn": 1},
+                _OLD_FALCON,
+                _OLD_FALCON | {"multi_query": False, "num_kv_heads": 4},
+                _OLD_FALCON | {"parallel_attn": False},
+            ),
+        ),
+    ),
+    "Phi": (
+        "plain",
+        (_TIED, ({}, {"layer_norm_eps": 1e-2}), _HEADS, _DIM, _PARTIAL),
+    ),
+    "Starcoder2": (
+        "plain",
+        (
+            _TIED,
+            ({}, {"norm_epsilon": 1e-2}),
+            _HEADS,
+            _ROPE,
+            _DIM,
+            _WINDOW,
+            ({}, {"use_bias": False}),
+        ),
+    ),
+    "StableLm": (
+        "plain",
+        (
+            _TIED,
+            _HEADS,
+            _PARTIAL,
+            ({}, {"layer_norm_eps": 1e-2}),
+            ({}, {"use_qkv_bias": True}),
+            ({}, {"qk_layernorm": True}),
+            ({}, {"use_parallel_residual": True}),
+        ),
     ),
     "SmolLM3": (
         "every fourth",

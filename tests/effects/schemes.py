@@ -28,7 +28,10 @@ from tests.effects.families import SMALL
 from tests.effects.parity import serve_twice, their_tokens
 from tests.effects.tiny_families import VARIANTS, WINDOW, save
 
-MATRIX: Final = re.compile(r".*layers\.\d+\..*(?<!kv_b)_(proj|mqa)(\.weight)?")
+MATRIX: Final = re.compile(
+    r".*layers\.\d+\..*(?<!kv_b)_(proj|mqa)(\.weight)?"
+    r"|.*\.h\.\d+\..*(dense|query_key_value|4h|_h)\.weight"  # Falcon
+)
 # One config of each family, and sizes that groups of 32 divide.
 CASES: Final = {
     ("Qwen2", "plain"): {},
@@ -53,6 +56,9 @@ CASES: Final = {
     ("Granite", "multipliers"): {},
     ("Olmo2", "norms behind"): {},
     ("Phi3", "partial"): {},
+    ("Cohere", "norms of heads"): {},
+    ("StableLm", "all"): {},
+    ("Falcon", "two norms"): {},
 }
 # Groups of 128 are wider than these models.
 SCHEMES: Final = ("fp8", "fp8_per_block", "int8", "int4-g32", "mxfp4", "nvfp4")

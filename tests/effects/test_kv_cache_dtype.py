@@ -32,6 +32,8 @@ CASES = [
     ("Qwen3", "attention_bias"),
     ("Qwen3Moe", "experts"),
     ("Gemma3", "pattern"),
+    ("Cohere", "norms of heads"),
+    ("Falcon", "one norm"),
     *[(family, name) for family, name in VARIANTS if family == "GptOss"][:1],
 ]
 LATENTS = next(key for key in VARIANTS if key[0] == "DeepseekV3")

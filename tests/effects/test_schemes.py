@@ -42,7 +42,10 @@ def test_answers_do_not_depend_on_the_engine(level: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("level", SCHEMES)
-@pytest.mark.parametrize("key", [("Qwen3", "attention_bias"), ("Qwen3Moe", "experts")])
+@pytest.mark.parametrize(
+    "key",
+    [("Qwen3", "attention_bias"), ("Qwen3Moe", "experts"), ("Falcon", "two norms")],
+)
 def test_a_scheme_means_what_transformers_computes_with_it(
     key: tuple[str, str], level: str
 ) -> None:

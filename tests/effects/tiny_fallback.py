@@ -67,7 +67,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.5,
         "embedding_multiplier": 3.0,
     },
-    # Parallel residual, rotation by neighbours, full layers without positions.
+    # Of the family table: parallel residual, rotation by neighbours, full layers without
+    # positions.
     "cohere2": {"num_hidden_layers": 4, "sliding_window": 8, "logit_scale": 0.3},
 }
 

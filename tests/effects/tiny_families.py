@@ -132,6 +132,9 @@ _LONGROPE: Final = {
     "long_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0],
     "original_max_position_embeddings": 128,
 }
+_FALCON: Final = {"head_dim": ...}
+_FALCON_40B: Final = _FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}
+_COHERE: Final = {"sliding_window": WINDOW}
 _BY_KIND: Final = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -307,6 +310,65 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         name: row | {"shared_intermediate_size": width}
         for (name, row), width in zip(_GRANITE_MOE.items(), (0, 40, 24, 96), strict=True)
     },
+    "Cohere": {
+        "plain": {},
+        "norms of heads": {
+            "use_qk_norm": True,
+            "logit_scale": 0.25,
+            "num_key_value_heads": 4,
+        },
+        "biases, untied": _BIAS | _UNTIED | {"use_qk_norm": True, "logit_scale": 2.0},
+        "llama3": {"rope_parameters": ROPES["llama3"], "layer_norm_eps": 1e-2},
+    },
+    "Cohere2": {
+        "windows alternate": _COHERE | {"layer_types": _MIXED},
+        "pattern": _COHERE | {"sliding_window_pattern": 3, "logit_scale": 0.25},
+        "pattern of two": _COHERE | _BIAS | {"sliding_window_pattern": 2},
+        "untied": _COHERE | _UNTIED | {"layer_norm_eps": 1e-2, "logit_scale": 2.0},
+    },
+    "Falcon": {
+        "one key head": _FALCON,
+        "all key heads": _FALCON | {"multi_query": False, "bias": True},
+        "sequential": _FALCON
+        | {"parallel_attn": False, "bias": True, "ffn_hidden_size": 128},
+        "two norms": _FALCON_40B | {"bias": True, "layer_norm_epsilon": 1e-2},
+        "one norm": _FALCON_40B | _UNTIED | {"num_ln_in_parallel_attn": 1},
+        "all": _FALCON_40B
+        | {
+            "num_ln_in_parallel_attn": 2,
+            "bias": True,
+            "ffn_hidden_size": 128,
+            "rope_parameters": ROPES["linear"],
+        },
+    },
+    "Phi": {
+        "plain": {},
+        "all rotated": _TIED | {"partial_rotary_factor": 1.0, "layer_norm_eps": 1e-2},
+        "one key head": {"num_key_value_heads": 1, "head_dim": 32},
+        "yarn": {
+            "hidden_act": "gelu_pytorch_tanh",
+            "rope_parameters": _YARN | {"partial_rotary_factor": 0.25},
+        },
+    },
+    "Starcoder2": {
+        "plain": {},
+        "window": {"sliding_window": WINDOW, "norm_epsilon": 1e-2},
+        "no biases": _UNTIED | {"use_bias": False, "head_dim": 32},
+        "gelu_new": {"hidden_act": "gelu_new", "rope_parameters": ROPES["yarn"]},
+    },
+    "StableLm": {
+        "plain": {},
+        "parallel": {"use_parallel_residual": True, "use_qkv_bias": True},
+        "norms of heads": {"qk_layernorm": True, "partial_rotary_factor": 0.5},
+        "all": _TIED
+        | {
+            "use_parallel_residual": True,
+            "qk_layernorm": True,
+            "use_qkv_bias": True,
+            "layer_norm_eps": 1e-2,
+            "rope_parameters": ROPES["linear"] | {"partial_rotary_factor": 1.0},
+        },
+    },
     "SmolLM3": {
         "every fourth": {"num_hidden_layers": 4, "pad_token_id": None},
         "listed": _UNPADDED | {"no_rope_layers": [0, 1, 1, 0]},
@@ -337,7 +399,6 @@ OUTSIDE: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
     "Olmo2": {"dynamic rope": {"rope_parameters": _DYNAMIC}},
     "Nemotron": {"plain": {"hidden_act": "relu2"}},
     "Exaone4": {"windows alternate": {"sliding_window": WINDOW, "layer_types": _MIXED}},
-    "Cohere2": {"windows alternate": {"sliding_window": WINDOW, "layer_types": _MIXED}},
 }
 VARIANTS, OTHERS = (
     {

@@ -43,6 +43,7 @@ from minfer.kernels.cache_numbers import FP8, INT8, CacheScales
 from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.experts_tunes import GROUPED_TABLE, ExpertsTune
 from minfer.kernels.leaves import (
+    UNGATED,
     ChosenExperts,
     ExpertRouter,
     Experts,
@@ -347,8 +348,12 @@ def main(skip_slow: bool) -> None:
     routers()
     rows.scatter(ints(99), ints(8))
     peer_sums()
-    norm.rms_norm(half(512, HIDDEN), Norm(half(HIDDEN), 1e-6), half(512, HIDDEN))
+    norm.normalise(half(512, HIDDEN), Norm(half(HIDDEN), 1e-6), half(512, HIDDEN))
+    layer_norm = Norm(half(HIDDEN), 1e-6, half(HIDDEN), centered=True)
+    norm.normalise(half(512, HIDDEN), layer_norm)
     activation.gated_mul(half(512, 2 * INNER))
+    for ungated in sorted(UNGATED):
+        activation.gated_mul(half(512, INNER), ungated)
     indices, ones, turns, norms = (
         ints(4),
         torch.ones(4),
@@ -365,6 +370,17 @@ def main(skip_slow: bool) -> None:
         KV_HEADS,
         norms,
         norms,
+    )
+    rope.rope_and_cache(
+        half(4, QKV),
+        turns,
+        indices,
+        indices.long(),
+        *cache(),
+        HEADS,
+        KV_HEADS,
+        Norm(half(HEADS, DIM), 1e-6, centered=True),
+        Norm(half(KV_HEADS, DIM), 1e-6, centered=True),
     )
     eight_bits(skip_slow)
     latent = half(4, LATENT + ROTATED), Norm(half(LATENT), 1e-6)

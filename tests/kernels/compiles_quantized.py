@@ -111,6 +111,7 @@ def main(skip_slow: bool) -> None:
             mixture(scheme, 4, row.tune)
     for dtype in (torch.float8_e4m3fn, torch.int8):
         round_rows(half(512, INNER), dtype)
+        round_rows(half(512, INNER), dtype, activation="ungated_gelu")
         round_rows(half(512, HIDDEN), dtype, Norm(half(HIDDEN), 1e-6))
 
 

@@ -191,7 +191,7 @@ def test_keys_and_values_are_written_in_8_bits(
     slots[1] = -1
     norm = Norm(torch.rand(dim, device=DEVICE).to(HALF), 1e-6)
     results = []
-    monkeypatch.setattr(rope, "rms_norm", plain.rms_norm)  # of the reference
+    monkeypatch.setattr(rope, "normalise", plain.normalise)  # of the reference
     kernels: tuple[Any, ...] = (rope.rope_and_cache, rope._reference)
     for write in kernels:
         shape = 2, blocks, block, kv_heads, dim

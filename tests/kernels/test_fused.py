@@ -4,12 +4,13 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from minfer.kernels import norm, plain, rope
 from minfer.kernels.activation import gated_mul
-from minfer.kernels.leaves import Activation, Norm
-from minfer.kernels.norm import rms_norm
+from minfer.kernels.leaves import UNGATED, Activation, Norm
+from minfer.kernels.norm import normalise
 from minfer.kernels.rope import rope_and_cache
 from tests.circles import claimed
 
@@ -48,7 +49,7 @@ def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def test_rms_norm(device: str, dtype: torch.dtype, rows: int, size: int) -> None:
     x, weight = (randn(n, size, dtype=dtype, device=device, seed=n) for n in (rows, 77))
     before = x.clone()
-    out = rms_norm(x, Norm(weight[0], 1e-5))
+    out = normalise(x, Norm(weight[0], 1e-5))
     assert out.dtype is dtype
     assert error(out, normed(x.double(), weight[0], 1e-5)) < 2 * LIMIT[dtype]
     assert torch.equal(x, before)
@@ -67,7 +68,7 @@ def test_rms_norm_of_the_sum(
     x, residual = wide[:, :120], randn(7, 120, dtype=dtype, device=device, seed=1)
     weight = randn(120, dtype=dtype, device=device, seed=2)
     total, out = residual + x, torch.full((7, 120), math.nan, dtype=dtype, device=device)
-    assert rms_norm(x, Norm(weight, 1e-6), residual, out) is out
+    assert normalise(x, Norm(weight, 1e-6), residual, out) is out
     assert torch.equal(residual, total), "the sum is rounded once"
     assert error(out, normed(total.double(), weight, 1e-6)) < 2 * LIMIT[dtype]
 
@@ -75,8 +76,8 @@ def test_rms_norm_of_the_sum(
 def test_rms_norm_in_place(device: str) -> None:
     x = randn(4, 96, dtype=torch.float32, device=device)
     weight = randn(96, dtype=torch.float32, device=device, seed=1)
-    expected = rms_norm(x, Norm(weight, 1e-6))
-    assert rms_norm(x, Norm(weight, 1e-6), out=x) is x
+    expected = normalise(x, Norm(weight, 1e-6))
+    assert normalise(x, Norm(weight, 1e-6), out=x) is x
     assert torch.equal(x, expected)
 
 
@@ -85,8 +86,43 @@ def test_rms_norm_rounds_where_transformers_does(device: str, dtype: torch.dtype
     x, weight = (randn(n, 256, dtype=dtype, device=device, seed=n) for n in (6, 1))
     wide = x.float()
     rounded = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(dtype)
-    same = rms_norm(x, Norm(weight[0], 1e-6)) == rounded * weight[0]
+    same = normalise(x, Norm(weight[0], 1e-6)) == rounded * weight[0]
     assert same.float().mean() > 0.99  # the root may differ in its last bit
+
+
+def layer_normed(x: Tensor, norm: Norm) -> Tensor:
+    """LayerNorm in float64, with factors for each head if there are such."""
+    wide = F.layer_norm(x.double(), x.shape[-1:], eps=norm.eps) * norm.weight.double()
+    return wide if norm.bias is None else wide + norm.bias.double()
+
+
+@types
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "size", "min_rows"), [(1, 64, 9), (3, 896, 9), (7, 100, 1)]
+)
+def test_layer_norm(
+    device: str,
+    dtype: torch.dtype,
+    rows: int,
+    size: int,
+    min_rows: int,
+    has_bias: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(norm, "MIN_SHARED_PROGRAM_ROWS", min_rows)
+    x = 3 + randn(rows, size, dtype=dtype, device=device)  # a mean that matters
+    weight, bias = (randn(size, dtype=dtype, device=device, seed=s) for s in (1, 2))
+    layer_norm = Norm(weight, 1e-2, bias if has_bias else None, centered=True)
+    expected = layer_normed(x, layer_norm)
+    assert error(normalise(x, layer_norm), expected) < 2 * LIMIT[dtype]
+    assert error(plain.normalise(x, layer_norm), expected) < 2 * LIMIT[dtype]
+    residual, other = x.clone(), randn(rows, size, dtype=dtype, device=device, seed=5)
+    summed = normalise(other, layer_norm, residual)
+    assert error(summed, layer_normed(residual, layer_norm)) < 2 * LIMIT[dtype]
+    assert torch.equal(residual, x + other)
+    assert normalise(x, layer_norm, out=x) is x
+    assert error(x, expected) < 2 * LIMIT[dtype]
 
 
 @types
@@ -150,7 +186,10 @@ class Rope:
         self, heads: Tensor, norm: Norm | None, norms_last: bool = False
     ) -> Tensor:
         def norm_heads(x: Tensor) -> Tensor:
-            return x if norm is None else normed(x, norm.weight, 1e-5)
+            if norm is None:
+                return x
+            is_centered = norm.centered
+            return layer_normed(x, norm) if is_centered else normed(x, norm.weight, 1e-5)
 
         x = heads.double()
         first, second = (x if norms_last else norm_heads(x)).chunk(2, -1)
@@ -218,6 +257,46 @@ def test_heads_are_normalised_after_the_rotation(device: str, dtype: torch.dtype
     assert error(keys, expected) < 2 * LIMIT[dtype]
 
 
+@types
+@pytest.mark.parametrize("shared", [1, 2])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(8, 4, 64), *claimed([(3, 1, 80), (6, 2, 64)])]
+)
+def test_heads_with_layer_norms_of_their_own(
+    device: str,
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    shared: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rope, "TOKENS_PER_PROGRAM", shared)
+    monkeypatch.setattr(rope, "MIN_SHARED_PROGRAM_TOKENS", 5)
+    step, other = (Rope(device, dtype, heads, kv_heads, dim) for _ in range(2))
+    step.qkv += 1  # a mean that matters
+    other.qkv += 1
+    q_norm, k_norm = (
+        Norm(randn(n, dim, dtype=dtype, device=device, seed=n), 1e-2, centered=True)
+        for n in (heads, kv_heads)
+    )
+    before = step.qkv.reshape(5, -1, dim).clone()
+    query, key, value = torch.split(before, [heads, kv_heads, kv_heads], 1)
+    step.run(q_norm, k_norm)
+    after = step.qkv.reshape(5, -1, dim)
+    assert error(after[:, :heads], step.expected(query, q_norm)) < 2 * LIMIT[dtype]
+    is_stored = step.slots >= 0
+    keys, values = step.k_cache.flatten(0, 1), step.v_cache.flatten(0, 1)
+    slots, expected = step.slots[is_stored], step.expected(key, k_norm)[is_stored]
+    assert error(keys[slots], expected) < 2 * LIMIT[dtype]
+    assert torch.equal(values[slots], value[is_stored])
+    with monkeypatch.context() as patched:  # the reference
+        patched.setattr(rope, "on_triton", lambda _: False)
+        patched.setattr(rope, "normalise", plain.normalise)
+        other.run(q_norm, k_norm)
+    assert error(other.k_cache, step.k_cache.double()) < 2 * LIMIT[dtype]
+
+
 @pytest.mark.long
 def test_rope_takes_narrow_indices(device: str) -> None:
     wide, narrow = (Rope(device, torch.float32, 2, 1, 64) for _ in range(2))
@@ -249,5 +328,21 @@ def test_other_gated_activations(
     expected = plain.gated_mul(x.double().cpu(), activation)
     out = gated_mul(x, activation)
     assert error(out.cpu(), expected) < 2 * LIMIT[dtype]
+    broken = torch.full_like(x, math.nan)
+    assert gated_mul(broken, activation).isnan().all()
+
+
+@types
+@pytest.mark.parametrize("activation", sorted(UNGATED))
+def test_activations_without_a_gate(
+    device: str, dtype: torch.dtype, activation: Activation
+) -> None:
+    x = 3 * randn(3, 200, dtype=dtype, device=device)
+    approximate = "tanh" if activation.endswith("tanh") else "none"
+    expected = F.gelu(x.double(), approximate=approximate)
+    out = gated_mul(x, activation)
+    assert out.shape == x.shape
+    assert error(out, expected) < 2 * LIMIT[dtype]
+    assert error(plain.gated_mul(x, activation), expected) < 2 * LIMIT[dtype]
     broken = torch.full_like(x, math.nan)
     assert gated_mul(broken, activation).isnan().all()

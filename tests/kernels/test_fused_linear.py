@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minfer import kernels
-from minfer.kernels import fused_linear
+from minfer.kernels import fused_linear, plain
 from minfer.kernels.fused_linear import linear, linear_add, norm_gated, norm_linear
 from minfer.kernels.leaves import Linear, Norm
 from minfer.kernels.linear_tunes import TABLE, LinearTune, Product, TuneEntry
@@ -253,6 +253,30 @@ def real_shapes() -> list[tuple[Product, int, int]]:
             ("linear_add", inter, hidden),
         )
     ]
+
+
+@types
+@pytest.mark.parametrize("tune", [None, ONE], ids=str)
+def test_rows_with_layer_norm_or_without_a_norm(
+    dtype: torch.dtype, tune: LinearTune | None
+) -> None:
+    case = Case(2, 80, 64, dtype)
+    bias = case.residual.new_ones(80)
+    layer_norm = Norm(case.norm.weight, EPS, bias, centered=True)
+    leaf, wide = case.leaf(bias=True), case.x.double()
+    factors, shift = layer_norm.weight.double(), bias.double()
+    for norm, rows in (
+        (layer_norm, F.layer_norm(wide, (80,), factors, shift, EPS)),
+        (None, wide),
+    ):
+        expected = F.linear(rows, case.weight.double(), case.bias.double())
+        gate, up = expected.chunk(2, 1)
+        close(norm_linear(case.x, norm, leaf, tune), expected)
+        close(norm_gated(case.x, norm, leaf, tune=tune), F.silu(gate) * up)
+        close(plain.norm_linear(case.x, norm, leaf), expected)
+        close(plain.norm_gated(case.x, norm, leaf), F.silu(gate) * up)
+        gelu = norm_gated(case.x, norm, leaf, "ungated_gelu", tune=tune)
+        close(gelu, F.gelu(expected))
 
 
 @pytest.mark.skipif(not CUDA, reason="real shapes are for the GPU")

@@ -41,6 +41,7 @@ TYPES = [torch.float32, torch.float16, *([torch.bfloat16] if CUDA else [])]
 EPS = 1e-5
 CLAMPED: Activation = "clamped"
 SILU: Activation = "silu"
+UNGATED: Activation = "ungated_gelu"
 ZEROS = int4(32, zeros=True)
 SCHEMES = {
     "fp8": FP8,
@@ -171,17 +172,18 @@ def test_dequantized(scheme: Scheme, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("scheme", [FP8, INT8], ids=["fp8", "int8"])
 @pytest.mark.parametrize("size", [100, *long([5000, 30000])])  # 1, 3 and 8 tiles
-@pytest.mark.parametrize("before", ["", "norm", "silu", *long(["clamped"])])
+@pytest.mark.parametrize("before", ["", "norm", "silu", UNGATED, *long(["clamped"])])
 def test_rounded_rows(scheme: Scheme, size: int, before: str) -> None:
     case = Case(scheme, 3, size, 8)
     case.x[1] = 0
     x, norm, activation = case.x, None, None
     if before == "norm":
         norm = case.norm
-        unrounded = plain.rms_norm(x, norm)
+        unrounded = plain.normalise(x, norm)
     elif before:
-        activation = CLAMPED if before == CLAMPED else SILU
-        x = torch.cat([x, x.flip(0, 1) + 1], 1)
+        activation = next(a for a in (CLAMPED, UNGATED, SILU) if a == before)
+        if activation != UNGATED:
+            x = torch.cat([x, x.flip(0, 1) + 1], 1)
         unrounded = plain.gated_mul(x, activation)
     else:
         unrounded = x
@@ -226,6 +228,39 @@ def test_a_feed_forward_is_its_products(
     expected, out = second.made("linear_add", None), second.residual.clone()
     module.feed(out, first.x, first.norm, first.by, second.by, activation, fused=True)
     assert relative(out, expected.double()) < (1e-2 if CUDA else 1e-6)
+
+
+@pytest.mark.parametrize("scheme", [FP8, int4(64)], ids=["fp8", "int4"])
+@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize("activation", [SILU, UNGATED])
+@pytest.mark.parametrize("tokens", [1, *([40, 100] if CUDA else [])])
+def test_rows_with_layer_norm_or_without_a_norm(
+    scheme: Scheme, has_norm: bool, activation: Activation, tokens: int
+) -> None:
+    dtype = torch.bfloat16 if CUDA else torch.float32
+    first = Case(scheme, tokens, 128, 256, dtype)
+    second = Case(scheme, tokens, 128 if activation == SILU else 256, 64, dtype)
+    bias = torch.ones_like(first.norm.weight)
+    norm = Norm(first.norm.weight, EPS, bias, centered=True) if has_norm else None
+    rows = first.x if norm is None else plain.normalise(first.x, norm)
+    products = [
+        (
+            made.norm_linear(x, used, first.by),
+            made.norm_gated(x, used, first.by, activation),
+        )
+        for made, x, used in ((module, first.x, norm), (quantized, first.x, norm))
+    ]
+    first.x = rows
+    linear = first.made("linear", None)
+    gated = plain.gated_mul(linear, activation)
+    for of_rows, of_gates in products[: 1 if CUDA else 2]:
+        limit = LIMIT[dtype] if scheme is not FP8 or CUDA else 5e-2  # rounded rows
+        assert relative(of_rows, linear.double()) < limit
+        assert relative(of_gates, gated.double()) < limit
+    second.x = gated
+    expected, out = second.made("linear_add", None), second.residual.clone()
+    module.feed(out, rows, None, first.by, second.by, activation, fused=True)
+    assert relative(out, expected.double()) < LIMIT[dtype]
 
 
 @pytest.mark.long

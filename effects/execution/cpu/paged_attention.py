@@ -32,7 +32,7 @@ from minfer.effects.models.dtypes import torch_dtype, torch_kv_dtype
 from minfer.effects.models.layout.cache_layout import CacheLayout, one_group
 from minfer.kernels.cache_numbers import INT8, as_bytes
 from minfer.kernels.leaves import HeadWeights, LatentWeights
-from minfer.kernels.plain import rms_norm
+from minfer.kernels.plain import normalise
 from minfer.records.plan import Copy
 
 # Dtypes of which the attention of torch's CPU kernel returns sums of exponentials.
@@ -80,7 +80,7 @@ class KVCache:
         mla, (_, reads, angles) = latents_of(self.spec, index), self._prepared(batch)
         table = self.layout.places[index].table
         compressed, by_head = latent[:, : mla.rank], query.view(len(query), mla.heads, -1)
-        rms_norm(compressed, weights.norm, out=compressed)
+        normalise(compressed, weights.norm, out=compressed)
         for rotated in (latent[:, None, mla.rank :], by_head[..., mla.plain_dim :]):
             rotate(rotated, *angles[mla.rope])
         _keep_finite(batch, latent)
@@ -187,7 +187,7 @@ def _norm_each_head(by_head: Tensor, gqa: GQA, heads: HeadWeights) -> None:
     query, key = by_head[:, : gqa.heads], by_head[:, gqa.heads : -gqa.kv_heads]
     for states, norm in ((query, heads.q_norm), (key, heads.k_norm)):
         if norm is not None:
-            rms_norm(states, norm, out=states)
+            normalise(states, norm, out=states)
 
 
 def _keep_finite(batch: Batch, new: Tensor) -> None:

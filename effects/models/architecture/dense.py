@@ -1,8 +1,9 @@
 """The dense feed-forward, one of the feed-forward types: sizes, weights, and its step.
 
 Theory. activation(gate) * up, then down (Shazeer 2020): gate and up come from one fused
-product, with the activation inside where that is faster. With tensor parallelism, the
-first is split by column, the second by row.
+product, with the activation inside where that is faster. Older models have no gate:
+activation(up), then down. With tensor parallelism, the first is split by column, the
+second by row.
 """
 
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families.family import Family
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import RankInfo
-from minfer.kernels.leaves import Activation, Linear, Norm, Shard
+from minfer.kernels.leaves import UNGATED, Activation, Linear, Norm, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,14 +52,19 @@ class Dense:
         return evolve(self, intermediate_size=inter)
 
     @property
+    def gated(self) -> bool:
+        """Whether there is a gate."""
+        return self.activation not in UNGATED
+
+    @property
     def gate_up(self) -> LinearSizes:
-        """The gate, and what it multiplies."""
-        names = (
-            (self.stored_gate_up,) if self.stored_gate_up else ("gate_proj", "up_proj")
-        )
+        """The gate, if there is one, and what it multiplies."""
+        names = ("gate_proj", "up_proj") if self.gated else ("up_proj",)
+        if self.stored_gate_up:
+            names = (self.stored_gate_up,)
         return LinearSizes(
             names=tuple(f"{self.name}.{name}" for name in names),
-            outputs=(self.intermediate_size, self.intermediate_size),
+            outputs=(self.intermediate_size,) * (1 + self.gated),
             inputs=self.hidden_size,
             shard=Shard.COLUMN,
             bias=self.bias,
@@ -104,7 +110,7 @@ class Dense:
     @property
     def activation_elements(self) -> int:
         """Elements that a token keeps at the feed-forward's widest place."""
-        return 3 * self.intermediate_size
+        return (2 + self.gated) * self.intermediate_size
 
 
 @frozen(eq=False, kw_only=True)
@@ -121,9 +127,11 @@ def read_dense(reader: ConfigReader, family: Family, norms: NormRule) -> Dense:
     """Returns the dense feed-forward of a model, from a config. Raises
     `ModelConfigError`.
     """
+    hidden = reader.size("hidden_size")
+    default = family.default_feed_ratio * hidden or None
     return Dense(
-        hidden_size=reader.size("hidden_size"),
-        intermediate_size=reader.size("intermediate_size"),
+        hidden_size=hidden,
+        intermediate_size=reader.size("intermediate_size", default),
         norms=norms,
         bias=reader.is_set(family.mlp_bias),
         activation=family.activation,
@@ -161,9 +169,15 @@ def dense_matrix_parts(
 
 
 def feed_dense(
-    sizes: Dense, weights: DenseWeights, hidden: "Tensor", step: ModelStep
+    sizes: Dense,
+    weights: DenseWeights,
+    hidden: "Tensor",
+    step: ModelStep,
+    x: "Tensor | None" = None,
 ) -> None:
-    """Add the feed-forward of `hidden` [tokens, hidden] to it."""
+    """Add the feed-forward of `hidden` [tokens, hidden] to it, or that of normalised rows
+    `x`.
+    """
     feed(
         hidden,
         weights.norm,
@@ -173,4 +187,5 @@ def feed_dense(
         step.products,
         step.communicator,
         weights.after,
+        x,
     )

@@ -13,7 +13,7 @@ With tensor parallelism, heads are split: the fused product by column, the one a
 row.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
@@ -43,8 +43,8 @@ from minfer.effects.models.architecture.rope_scaling import (
     Rope,
 )
 from minfer.effects.models.architecture.windows import read_rotated, read_windows
-from minfer.effects.models.config_reader import ConfigReader
-from minfer.effects.models.families.family import Family
+from minfer.effects.models.config_reader import ConfigReader, UnsupportedModelError
+from minfer.effects.models.families.family import Family, QkNormFactors
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import RankInfo
 from minfer.kernels.leaves import HeadWeights, Linear, Norm, Shard, WholeNorms
@@ -73,11 +73,17 @@ class GQA:
     # Over each head, or over all heads together; after the rotation instead of before it.
     qk_norm_over: Literal["head", "all"] = "head"
     qk_norm_after_rope: bool = False
+    qk_norm_factors: QkNormFactors = "shared"
+    # The numbers of this rank's first heads of queries and keys in the model.
+    first_head: int = 0
+    first_kv_head: int = 0
     qkv_bias: bool = False
     out_bias: bool = False
     sinks: bool = False
-    # The name of queries, keys and values in a checkpoint that stores them as one.
+    # The name of queries, keys and values in a checkpoint that stores them as one; and
+    # whether each key head is there behind its queries, before its values.
     stored_qkv: str = ""
+    qkv_by_key_head: bool = False
     # Tokens at the beginning of a sequence that a query attends to beside its window.
     sink_tokens: int = 0
 
@@ -93,7 +99,20 @@ class GQA:
             if shares_heads
             else rank_info.share(self.kv_heads, "key heads (num_key_value_heads)")
         )
-        return evolve(self, heads=heads, kv_heads=kv_heads)
+        if self.qkv_by_key_head and self.kv_heads % ranks:
+            raise UnsupportedModelError(
+                f"{ranks} ranks would share {self.kv_heads} key heads, each of which "
+                f"{self.stored_qkv} has behind its queries; use fewer "
+                f"(tensor_parallel_size)"
+            )
+        rank = rank_info.tensor_rank
+        return evolve(
+            self,
+            heads=heads,
+            kv_heads=kv_heads,
+            first_head=rank * heads,
+            first_kv_head=rank * self.kv_heads // ranks,
+        )
 
     @property
     def q_size(self) -> int:
@@ -155,7 +174,7 @@ class GQA:
     @property
     def qk_norm_elements(self) -> int:
         """Elements of the norms of queries and keys."""
-        if self.qk_norm_over == "all":
+        if self.qk_norm_over == "all" or self.qk_norm_factors != "shared":
             return (self.q_size + self.kv_size) * self.qk_norm
         return 2 * self.head_dim * self.qk_norm
 
@@ -274,10 +293,13 @@ def read_gqa(
         qk_norm=reader.is_set(family.qk_norm),
         qk_norm_over=family.qk_norm_over,
         qk_norm_after_rope=family.qk_norm_after_rope,
+        qk_norm_factors=family.qk_norm_factors,
         qkv_bias=reader.is_set(family.qkv_bias),
         out_bias=reader.is_set(family.out_bias),
         sinks=family.sinks,
         stored_qkv=family.stored_qkv,
+        # With one key head, that is all queries, keys, values.
+        qkv_by_key_head=family.qkv_by_key_head and kv_heads > 1,
     )
     ropes = {
         kind: evolve(rope, interleaved=family.interleaved_rotary)
@@ -304,14 +326,21 @@ def empty_gqa(sizes: GQA, make: WeightMaker) -> GQAWeights:
         whole_norms = WholeNorms(
             make.norm(sizes.q_size, sizes.norms), make.norm(sizes.kv_size, sizes.norms)
         )
+
+    def norm(heads: int) -> Norm | None:
+        if not each_head:
+            return None
+        own = heads if sizes.qk_norm_factors != "shared" else 0
+        return make.norm(sizes.head_dim, evolve(sizes.norms, bias=False), own)
+
     before, after = make.sublayer_norms(sizes.hidden_size, sizes.norms)
     return GQAWeights(
         norm=before,
         qkv=make.linear(sizes.qkv),
         whole_norms=whole_norms,
         heads=HeadWeights(
-            q_norm=make.norm(sizes.head_dim, sizes.norms) if each_head else None,
-            k_norm=make.norm(sizes.head_dim, sizes.norms) if each_head else None,
+            q_norm=norm(sizes.heads),
+            k_norm=norm(sizes.kv_heads),
             norms_after_rope=sizes.qk_norm_after_rope,
             sinks=make.vector(sizes.heads, "float32") if sizes.sinks else None,
         ),
@@ -332,6 +361,9 @@ def gqa_parts(
         *bias_parts(sizes.qkv, weights.qkv),
     ):
         if sizes.stored_qkv:
+            if sizes.qkv_by_key_head:
+                queries_first = weight_part.rearranged(_queries_first(sizes))
+                weight_part = evolve(queries_first, pieces=())
             yield _ordered(weight_part, order, sizes.qkv.outputs)
             continue
         of_values = weight_part.name.startswith("self_attn.v_proj")
@@ -339,13 +371,53 @@ def gqa_parts(
     q_norm, k_norm = heads.q_norm, heads.k_norm
     if weights.whole_norms is not None:
         q_norm, k_norm = weights.whole_norms.query, weights.whole_norms.key
-    for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
+    for name, norm, first in (
+        ("self_attn.q_norm", q_norm, sizes.first_head),
+        ("self_attn.k_norm", k_norm, sizes.first_kv_head),
+    ):
         if norm is not None:
-            yield _ordered(norm_part(f"self_attn.{name}", norm, norms), order)
+            yield from _head_norm_parts(sizes, name, norm, first, order)
     if heads.sinks is not None:
         yield WeightPart("self_attn.sinks", heads.sinks)
     yield from weight_parts(sizes.out, weights.out, form)
     yield from bias_parts(sizes.out, weights.out)
+
+
+def _queries_first(sizes: GQA) -> "Callable[[Tensor], Tensor]":
+    """Returns what turns outputs, in which the queries of each key head, the key and the
+    value follow one another, to all queries, all keys, all values.
+    """
+
+    def arrange(stored: "Tensor") -> "Tensor":
+        import torch
+
+        group = sizes.heads // sizes.kv_heads + 2
+        shape = (sizes.kv_heads, group, sizes.head_dim, *stored.shape[1:])
+        kinds = stored.reshape(shape).split_with_sizes([group - 2, 1, 1], 1)
+        return torch.cat([of_kind.flatten(0, 2) for of_kind in kinds])
+
+    return arrange
+
+
+def _head_norm_parts(
+    sizes: GQA, name: str, norm: Norm, first: int, order: list[int] | None
+) -> Iterator[WeightPart]:
+    """Yields the tensors of a norm of heads, whose numbers begin with `first`, the
+    dimensions of each in `order`.
+    """
+
+    def ordered(stored: "Tensor") -> "Tensor":
+        return stored[..., order]
+
+    if sizes.qk_norm_factors == "listed":
+        for head, factors in enumerate(norm.weight, first):
+            of_head = evolve(norm, weight=factors)
+            yield _ordered(norm_part(f"{name}.{head}", of_head, sizes.norms), order)
+    elif sizes.qk_norm_factors == "stacked":
+        stacked = norm_part(name, norm, sizes.norms)
+        yield stacked.rearranged(None if order is None else ordered)
+    else:
+        yield _ordered(norm_part(name, norm, sizes.norms), order)
 
 
 def _ordered(
@@ -376,11 +448,13 @@ def attend_gqa(
     index: int,
     step: ModelStep,
     keep: "Tensor | None",
+    x: "Tensor | None" = None,
 ) -> "Tensor":
     """Returns the residual stream with the attention of layer `index` added: of the
-    tokens `keep`, or of all.
+    tokens `keep`, or of all; that of normalised rows `x`, if there are any.
     """
-    qkv = norm_linear(hidden, weights.norm, weights.qkv, step.products)
+    source, norm = (hidden, weights.norm) if x is None else (x, None)
+    qkv = norm_linear(source, norm, weights.qkv, step.products)
     if weights.whole_norms is not None:
         norm_heads(qkv, weights.whole_norms, step.products, step.communicator)
     attended = step.cache.rotate_and_attend(step.batch, index, qkv, weights.heads)

@@ -7,7 +7,8 @@ case of each function below.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve, fields, frozen, has
 
@@ -50,7 +51,7 @@ from minfer.effects.models.architecture.moe import (
     moe_parts,
     read_moe,
 )
-from minfer.effects.models.architecture.products import in_kernel_layout
+from minfer.effects.models.architecture.products import in_kernel_layout, normalise
 from minfer.effects.models.architecture.quantization import PLAIN_FORM, CheckpointForm
 from minfer.effects.models.architecture.rope_scaling import FULL, parse_ropes
 from minfer.effects.models.config_reader import ConfigReader
@@ -74,11 +75,17 @@ class Layer:
 
     attention: Attention
     feed_forward: FeedForward
+    # Both read the same residual stream, and their results are added to it together
+    # (Wang and Komatsuzaki 2021). Without a norm of its own, the feed-forward reads what
+    # attention reads.
+    parallel: bool = False
 
     def for_rank(self, rank_info: RankInfo) -> "Layer":
         """Returns the sizes of one rank's part. Raises `UnsupportedModelError`."""
         return Layer(
-            self.attention.for_rank(rank_info), self.feed_forward.for_rank(rank_info)
+            self.attention.for_rank(rank_info),
+            self.feed_forward.for_rank(rank_info),
+            self.parallel,
         )
 
     def with_long_factors(self, *, is_long: bool) -> "Layer":
@@ -162,7 +169,8 @@ def read_layers(
         case "mla":
             attentions = read_mla(reader, family, attention_norms, ropes[FULL])
     feed_forwards = _feed_forwards(reader, family, feed_norms, len(attentions))
-    return tuple(map(Layer, attentions, feed_forwards)), context
+    parallel = repeat(family.parallel)
+    return tuple(map(Layer, attentions, feed_forwards, parallel)), context
 
 
 def _feed_forwards(
@@ -251,27 +259,64 @@ def _finished(node: Any, dtype: str) -> Any:
     return evolve(node, **{key: _finished(value, dtype) for key, value in inner.items()})
 
 
+@frozen(eq=False)
+class BranchInputs:
+    """Normalised rows [tokens, hidden] that the sublayers of a parallel layer read. None:
+    each reads the residual stream as it is then, and normalises it.
+    """
+
+    attention: "Tensor | None" = None
+    feed_forward: "Tensor | None" = None
+
+    def select(self, keep: "Tensor") -> "BranchInputs":
+        """Returns the inputs of the feed-forward for some tokens."""
+        if self.feed_forward is None:
+            return self
+        return BranchInputs(None, self.feed_forward.index_select(0, keep))
+
+
+SEQUENTIAL: Final = BranchInputs()
+
+
+def branch_inputs(layer: Layer, weights: LayerWeights, hidden: "Tensor") -> BranchInputs:
+    """Returns what the sublayers of a layer read, if they read the same stream."""
+    before = weights.attention.norm
+    if not layer.parallel or before is None:
+        return SEQUENTIAL
+    x, own = normalise(hidden, before), weights.feed_forward.norm
+    return BranchInputs(x, x if own is None else normalise(hidden, own))
+
+
 def attend(
     weights: LayerWeights,
     hidden: "Tensor",
     index: int,
     step: ModelStep,
     keep: "Tensor | None" = None,
+    x: "Tensor | None" = None,
 ) -> "Tensor":
     """Returns the residual stream [tokens, hidden] with the attention of layer `index`
-    added: of the tokens `keep` alone, or of all.
+    added: of the tokens `keep` alone, or of all. `x`: as in `BranchInputs`.
     """
     match weights.attention:
         case GQAWeights() as gqa_weights:
-            return attend_gqa(gqa_weights, hidden, index, step, keep)
+            return attend_gqa(gqa_weights, hidden, index, step, keep, x)
         case MLAWeights() as mla_weights:
-            return attend_mla(mla_weights, hidden, index, step, keep)
+            return attend_mla(mla_weights, hidden, index, step, keep, x)
 
 
-def feed(layer: Layer, weights: LayerWeights, hidden: "Tensor", step: ModelStep) -> None:
-    """Add the feed-forward of `hidden` [tokens, hidden] to it."""
+def feed(
+    layer: Layer,
+    weights: LayerWeights,
+    hidden: "Tensor",
+    step: ModelStep,
+    x: "Tensor | None" = None,
+) -> None:
+    """Add the feed-forward of `hidden` [tokens, hidden] to it; `x`: as in
+    `BranchInputs`.
+    """
     match layer.feed_forward, weights.feed_forward:
         case Dense() as dense, DenseWeights() as dense_weights:
-            feed_dense(dense, dense_weights, hidden, step)
+            feed_dense(dense, dense_weights, hidden, step, x)
         case MoE() as moe, MoEWeights() as moe_weights:
-            feed_moe(moe, moe_weights, hidden, step)
+            feed_moe(moe, moe_weights, hidden, step, x)

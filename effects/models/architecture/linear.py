@@ -96,6 +96,8 @@ class NormRule:
     eps: float
     # Checkpoints store factors less 1; the product with them is in float32 (Gemma).
     offset: bool = False
+    centered: bool = False  # LayerNorm, not RMSNorm
+    bias: bool = False
     # Names in a layer of a checkpoint of the norm of the sublayer's input, and of that of
     # its result, before it is added; empty: there is no such norm.
     before_name: str = "input_layernorm"
@@ -120,8 +122,8 @@ class NormRule:
         return bool(self.after_name)
 
     def elements(self, hidden_size: int) -> int:
-        """Returns the factors of a sublayer's norms."""
-        return hidden_size * (self.before + self.after)
+        """Returns the factors and biases of a sublayer's norms."""
+        return hidden_size * (self.before + self.after) * (1 + self.bias)
 
     def float32_elements(self, hidden_size: int) -> int:
         """Returns those that are kept in float32."""
@@ -220,9 +222,15 @@ class WeightMaker:
         """Returns [size] in `dtype`, or the activations'."""
         return self.tensor(size, dtype=dtype)
 
-    def norm(self, size: int, rule: NormRule) -> Norm:
-        """Returns a norm of `size` elements."""
-        return Norm(self.vector(size, "float32" if rule.offset else None), rule.eps)
+    def norm(self, size: int, rule: NormRule, heads: int = 0) -> Norm:
+        """Returns a norm of `size` elements; with `heads`, each has its own factors."""
+        shape = (heads, size) if heads else (size,)
+        return Norm(
+            self.tensor(*shape, dtype="float32" if rule.offset else None),
+            rule.eps,
+            self.tensor(*shape) if rule.bias else None,
+            centered=rule.centered,
+        )
 
     def sublayer_norms(
         self, hidden_size: int, rule: NormRule
@@ -302,7 +310,14 @@ def sublayer_norm_parts(
     """Yields the norms of a sublayer, as a layer of a checkpoint names them."""
     for name, norm in ((rule.before_name, before), (rule.after_name, after)):
         if norm is not None:
-            yield norm_part(name, norm, rule)
+            yield from norm_parts(name, norm, rule)
+
+
+def norm_parts(name: str, norm: Norm, rule: NormRule) -> Iterator[WeightPart]:
+    """Yields the tensors of a norm."""
+    yield norm_part(name, norm, rule)
+    if norm.bias is not None:
+        yield WeightPart(f"{name}.bias", norm.bias)
 
 
 def norm_part(name: str, norm: Norm, rule: NormRule) -> WeightPart:

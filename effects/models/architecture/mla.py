@@ -337,11 +337,13 @@ def attend_mla(
     index: int,
     step: ModelStep,
     keep: "Tensor | None",
+    x: "Tensor | None" = None,
 ) -> "Tensor":
     """Returns the residual stream with the attention of layer `index` added: of the
-    tokens `keep`, or of all.
+    tokens `keep`, or of all; that of normalised rows `x`, if there are any.
     """
-    products = norm_linear(hidden, weights.norm, weights.inputs, step.products)
+    source, norm = (hidden, weights.norm) if x is None else (x, None)
+    products = norm_linear(source, norm, weights.inputs, step.products)
     query, latent = products.split_with_sizes(weights.inputs.parts, 1)
     if weights.query_norm is not None and weights.queries is not None:
         query = norm_linear(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from minfer.effects.models.architecture.batch import Batch, ChunkedLogits, TappedTokens
 from minfer.effects.models.architecture.cache import PagedCache
-from minfer.effects.models.architecture.layers import attend, feed
+from minfer.effects.models.architecture.layers import attend, branch_inputs, feed
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.product_context import ProductContext
 from minfer.effects.models.architecture.products import norm_linear
@@ -24,7 +24,7 @@ from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import Weights
 from minfer.effects.models.ranks import SINGLE_RANK, Communicator, StageIO, whole_logits
 from minfer.kernels.leaves import Norm
-from minfer.kernels.plain import rms_norm
+from minfer.kernels.plain import normalise
 
 # A step and its PagedCache: logits [sampled, vocab], of several ranks a part of them.
 Model = Callable[[Batch, Any], Tensor]
@@ -62,10 +62,12 @@ def forward(
         ):
             # The last layer continues with fewer tokens.
             keep = picked if index == last and spec.rank_info.is_last_stage else None
-            hidden = attend(layer_weights, hidden, index, step, keep)
+            inputs = branch_inputs(layer, layer_weights, hidden)
+            hidden = attend(layer_weights, hidden, index, step, keep, inputs.attention)
             if keep is not None:
                 step = evolve(step, products=step.products.select(keep))
-            feed(layer, layer_weights, hidden, step)
+                inputs = inputs.select(keep)
+            feed(layer, layer_weights, hidden, step, inputs.feed_forward)
         if not spec.rank_info.is_last_stage:
             stage_io.send(hidden)
             return hidden[:0]
@@ -149,5 +151,5 @@ def _logits(spec: ModelSpec, weights: Weights, hidden: Tensor, step: ModelStep) 
 def _copy_tapped_states(tap: TappedTokens, hidden: Tensor, norm: Norm) -> Tensor:
     """Write the states of tapped tokens, which come last; returns the others'."""
     num_others = len(hidden) - len(tap.tokens)
-    tap.states.copy_(rms_norm(hidden[num_others:], norm))
+    tap.states.copy_(normalise(hidden[num_others:], norm))
     return hidden[:num_others]

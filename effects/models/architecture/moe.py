@@ -407,9 +407,18 @@ def _gates_first(stored: "Tensor") -> "Tensor":
     return paired.transpose(1, 2).reshape(shape)
 
 
-def feed_moe(sizes: MoE, weights: MoEWeights, hidden: "Tensor", step: ModelStep) -> None:
-    """Add the mixture of experts of `hidden` [tokens, hidden] to it."""
-    x = hidden if weights.norm is None else normalise(hidden, weights.norm)
+def feed_moe(
+    sizes: MoE,
+    weights: MoEWeights,
+    hidden: "Tensor",
+    step: ModelStep,
+    x: "Tensor | None" = None,
+) -> None:
+    """Add the mixture of experts of `hidden` [tokens, hidden] to it, or that of
+    normalised rows `x`.
+    """
+    if x is None:
+        x = hidden if weights.norm is None else normalise(hidden, weights.norm)
     adds_directly = (
         step.communicator.rank_info.has_whole_matrices and weights.after is None
     )

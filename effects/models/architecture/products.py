@@ -55,25 +55,23 @@ def feed(
     context: ProductContext,
     communicator: Communicator,
     after: Norm | None = None,
+    x: "Tensor | None" = None,
 ) -> None:
     """Add activation(gate) * up of the residual stream [tokens, hidden], normalised if
     there is `norm`, and `gate_up`, multiplied with `down`, to it, as `add_product` does.
+
+    x: rows [tokens, hidden] that are multiplied instead of the normalised stream.
     """
-    if norm is None:
-        inner = gated(residual, gate_up, activation, context)
-        add_product(residual, inner, down, context, communicator, after)
-        return
+    x, norm = (residual, norm) if x is None else (x, None)
     kernels = _kernels(gate_up, on_gpu=context.on_gpu)
     adds_directly = communicator.rank_info.has_whole_matrices and after is None
     if gate_up.scheme == down.scheme and hasattr(kernels, "feed"):
         out = residual if adds_directly else residual.new_zeros(residual.shape)
-        kernels.feed(out, residual, norm, gate_up, down, activation, context.fused)
+        kernels.feed(out, x, norm, gate_up, down, activation, context.fused)
         if not adds_directly:
             add_part(residual, out, communicator, after)
     else:
-        inner = kernels.norm_gated(
-            residual, norm, gate_up, activation, fused=context.fused
-        )
+        inner = kernels.norm_gated(x, norm, gate_up, activation, fused=context.fused)
         add_product(residual, inner, down, context, communicator, after)
 
 
@@ -119,7 +117,7 @@ def add_part(
 def normalise(x: "Tensor", norm: Norm) -> "Tensor":
     """Returns the rows of `x` normalised."""
     name = "norm" if x.is_cuda else "plain"
-    normalised: Tensor = _module(name).rms_norm(x, norm)
+    normalised: Tensor = _module(name).normalise(x, norm)
     return normalised
 
 

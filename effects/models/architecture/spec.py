@@ -26,6 +26,7 @@ def layer_prefix(layer: int) -> str:
 
 
 EMBED, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"  # names in a checkpoint
+HEAD_BIAS = "lm_head.bias"
 
 
 # Ranks have whole chunks of the vocabulary where each has some: so they sample from their

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from attrs import evolve
+
 from minfer.effects.models.architecture.layers import Layer, read_layers
 from minfer.effects.models.architecture.linear import NormRule
 from minfer.effects.models.architecture.quantization import read_quantization
@@ -28,8 +30,16 @@ from minfer.effects.models.families.table import (
     MODEL_TYPE_ALIASES,
 )
 from minfer.effects.models.fields import check_fields
+from minfer.kernels.leaves import Activation
 
 RMS_NORM_EPS = 1e-6  # where a config has none
+# Names of an activation in configs; the first is meant where there is none.
+ACTIVATION_NAMES: Final[Mapping[Activation, tuple[str, ...]]] = {
+    "silu": ("silu",),
+    "gelu_tanh": ("gelu_pytorch_tanh",),
+    "ungated_gelu": ("gelu",),
+    "ungated_gelu_tanh": ("gelu_pytorch_tanh", "gelu_new"),
+}
 # How the names of tensors begin that are of other parts, beside a config of text alone.
 OTHER_PARTS: Final = tuple(
     prefix + part
@@ -50,11 +60,14 @@ def parse_spec(
     half = _family_of(config, source)
     family, config = half.family, half.config
     assumed = {"rms_norm_eps": RMS_NORM_EPS, **family.defaults}
-    reader = ConfigReader({**assumed, **config}, source)
+    own_names = {common: own for own, common in family.aliases.items()}
+    reader = ConfigReader({**assumed, **config}, source, own_names)
     residual_multiplier = _factor(reader, family.residual_multiplier)
     norms = NormRule(
         eps=reader.positive("rms_norm_eps"),
         offset=family.norm_offset,
+        centered=family.layer_norm,
+        bias=family.norm_bias,
         residual_multiplier=residual_multiplier,
     )
     layers, context = read_layers(reader, family, norms)
@@ -103,9 +116,34 @@ def _family_of(config: Mapping[str, Any], source: str) -> TextHalf:
     reader = ConfigReader(config, source)
     half = read_text_half(config, read_architectures(reader), source)
     if half is None:
-        return TextHalf(_family(reader), config, OTHER_PARTS)
-    _check_family(ConfigReader(half.config, source), half.family)
-    return half
+        half = TextHalf(_family(reader), config, OTHER_PARTS)
+    else:
+        _check_family(ConfigReader(half.config, source), half.family)
+    family, config = _variant(ConfigReader(half.config, source), half.family)
+    return evolve(half, family=family, config=config)
+
+
+def _variant(reader: ConfigReader, family: Family) -> tuple[Family, Mapping[str, Any]]:
+    """Returns the row for this config, and the config with the names of values that most
+    families have. Raises `ModelConfigError`, `UnsupportedModelError`.
+    """
+    values = {**family.defaults, **reader.config}
+    # A common name is not known to a family that has its own.
+    config = {
+        family.aliases.get(key, key): value
+        for key, value in reader.config.items()
+        if key not in family.aliases.values()
+    }
+    for variant in family.variants:
+        for key, value in variant.when.items():
+            if isinstance(value, bool):
+                reader.flag(key)
+        if all(values.get(key) == value for key, value in variant.when.items()):
+            family = evolve(family, **variant.row)
+            config |= variant.config
+            if variant.refusal:
+                raise reader.refusal(variant.refusal)
+    return family, config
 
 
 def _further_layers(reader: ConfigReader, layers: int) -> list[str]:
@@ -167,12 +205,15 @@ def _check_activation(reader: ConfigReader, family: Family) -> None:
     """Refuse an activation that the family does not have."""
     if family.activation == "clamped":
         return  # no field names gpt-oss's
-    key, supported = "hidden_act", ("silu",)
+    own_names = {common: own for own, common in family.aliases.items()}
+    key, supported = "hidden_act", ACTIVATION_NAMES[family.activation]
     if family.activation == "gelu_tanh":
-        key, supported = "hidden_activation", ("gelu_pytorch_tanh",)
+        key = "hidden_activation"
+    key = own_names.get(key, key)
     if (activation := reader.config.get(key) or supported[0]) not in supported:
         fault = f"{key} {activation!r} is not supported"
-        raise reader.refusal(f"{fault}; only {supported[0]!r} is")
+        names = " or ".join(map(repr, supported))
+        raise reader.refusal(f"{fault}; only {names} is")
 
 
 def _base_model(family: Family) -> str:

@@ -10,10 +10,15 @@ from minfer.effects.models.architecture.layers import (
     empty_layer,
     layer_parts,
 )
-from minfer.effects.models.architecture.linear import WeightMaker, matrix_parts, norm_part
+from minfer.effects.models.architecture.linear import (
+    WeightMaker,
+    matrix_parts,
+    norm_parts,
+)
 from minfer.effects.models.architecture.quantization import PLAIN_FORM, CheckpointForm
 from minfer.effects.models.architecture.spec import (
     EMBED,
+    HEAD_BIAS,
     LM_HEAD,
     ModelSpec,
     layer_prefix,
@@ -56,7 +61,8 @@ def empty_weights(spec: ModelSpec, dtype: str, device: str = "cpu") -> Weights:
     embed = head = make.matrix(spec.embed_rows, spec.hidden_size)
     if not spec.tie_word_embeddings:
         head = make.matrix(spec.head_rows, spec.hidden_size)
-    lm_head = Linear(weight=head, parts=(len(head),))
+    bias = make.vector(spec.head_rows) if spec.family.head_bias else None
+    lm_head = Linear(weight=head, bias=bias, parts=(len(head),))
     return Weights(
         embed, layers, make.norm(spec.hidden_size, spec.norms.of_stream), lm_head
     )
@@ -72,9 +78,11 @@ def checkpoint_parts(
     for i, (layer, layer_weights) in enumerate(layers, spec.first_layer):
         for weight_part in layer_parts(layer, layer_weights, form):
             yield weight_part.with_prefix(layer_prefix(i))
-    yield norm_part("model.norm", weights.norm, spec.norms)
+    yield from norm_parts("model.norm", weights.norm, spec.norms)
     if spec.head_rows and not spec.tie_word_embeddings:
         yield WeightPart(LM_HEAD, weights.lm_head.weight)
+    if spec.head_rows and weights.lm_head.bias is not None:
+        yield WeightPart(HEAD_BIAS, weights.lm_head.bias)
 
 
 def expected_parts(

@@ -1,5 +1,6 @@
 """Random weights of a model, from its spec alone."""
 
+import re
 from math import prod
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 # Random values shared by all tensors: separate ones for each would take ten seconds.
+IS_NORM: Final = re.compile(r"norm(\.\d+)?\.weight$")  # names of norms' factors
 POOL_SIZE: Final = 2_000_003
 
 
@@ -60,7 +62,7 @@ def random_weights(
     offset = 0
     for name, weight_part in model_parts.items():
         rank_part = parts_by_name.get(name)
-        if name.endswith("norm.weight"):
+        if IS_NORM.search(name):
             if rank_part is not None:
                 rank_part.part.target.fill_(1.0)
             continue

@@ -112,8 +112,11 @@ def _with_outliers(spec: ModelSpec, folder: Path) -> Iterator[str]:
             for matrix in layer.feed_forward.matrices
             if matrix.shard is Shard.COLUMN
         ]
+        attention = layer.attention.matrices[:1]
+        if layer.parallel and not layer.feed_forward.norms.before:
+            attention += tuple(readers)  # they read the same norm
         for norms, matrices in (
-            (layer.attention.norms, layer.attention.matrices[:1]),
+            (layer.attention.norms, attention),
             (layer.feed_forward.norms, tuple(readers)),
         ):
             if norms.before:

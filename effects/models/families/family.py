@@ -1,15 +1,18 @@
 """The family table: how models of one architecture differ from others.
 
-All are decoders with RMSNorm and rotary embedding. A family is a row, not a class.
+All are decoders with rotary embedding. A family is a row, not a class.
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 from attrs import frozen
 
 from minfer.effects.models.parts import Renaming
 from minfer.kernels.leaves import Activation
+
+QkNormFactors = Literal["shared", "stacked", "listed"]
 
 
 @frozen(kw_only=True)
@@ -66,6 +69,18 @@ class RopeBases:
     sliding_key: str = ""  # of the latter in a config
 
 
+@frozen(kw_only=True)
+class Variant:
+    """What differs for configs that have these values, null being absent: values of the
+    row, and values of the config that follow from them.
+    """
+
+    when: Mapping[str, Any]
+    row: Mapping[str, Any] = MappingProxyType({})
+    config: Mapping[str, Any] = MappingProxyType({})
+    refusal: str = ""  # why such configs are refused
+
+
 @frozen
 class Family:
     """One row of the family table; see `layers.py` for the types of its layers."""
@@ -84,19 +99,30 @@ class Family:
     ] = "none"
     # Whether queries, keys and values have biases, or the key of a flag that says so.
     qkv_bias: bool | str = False
-    out_bias: str = ""  # the flag of a bias of the product after attention
-    mlp_bias: str = ""  # and of dense feed-forwards
+    out_bias: bool | str = ""  # the flag of a bias of the product after attention
+    mlp_bias: bool | str = ""  # and of dense feed-forwards
     # Each query and key head is normalised before it is rotated; or a flag that says so.
     qk_norm: bool | str = False
     # Or all heads together; or after the rotation.
     qk_norm_over: Literal["head", "all"] = "head"
     qk_norm_after_rope: bool = False
+    # Whether each head has factors of its own for it: a checkpoint has one tensor of them
+    # all, or one of each head, by its number.
+    qk_norm_factors: QkNormFactors = "shared"
     attention: Literal["gqa", "mla"] = "gqa"
     experts: ExpertKeys | None = None  # None: all layers are dense
     activation: Activation = "silu"
+    # The feed-forward's width in that of the residual stream, where no config value says
+    # it; 0: one has to.
+    default_feed_ratio: int = 0
     sinks: bool = False  # a logit of each head that takes part in the softmax (gpt-oss)
     norm_offset: bool = False  # checkpoints store norms' factors less 1 (Gemma)
     norm_names: NormNames = NormNames()
+    layer_norm: bool = False  # norms are LayerNorm, not RMSNorm
+    norm_bias: bool = False  # and those of sublayers, and the last one, have biases
+    # Attention and feed-forward read the same residual stream; without a norm of its own,
+    # the feed-forward reads what attention reads.
+    parallel: bool = False
     embedding_scale: bool = False  # embeddings times the root of their size (Gemma)
     # Keys of factors, and of what divides logits; empty: there is none (Granite).
     embedding_multiplier: str = ""
@@ -115,11 +141,17 @@ class Family:
     rotated_layers: Literal["all", "listed", "windowed"] = "all"
     interleaved_rotary: bool = False  # neighbours turn together, not halves of a head
     # Names of queries, keys and values, and of gate and up, in checkpoints that store
-    # each of them as one matrix.
+    # each of them as one matrix; and whether each key head is there behind its queries,
+    # before its values.
     stored_qkv: str = ""
     stored_gate_up: str = ""
+    qkv_by_key_head: bool = False
+    head_bias: bool = False  # the output head has a bias
     eos_ids: tuple[int, ...] = ()  # where a config has none, or null
     # Positions may have three sections, of images and video (M-RoPE of Qwen-VL, GLM-V):
     # those of text are equal, so that they are positions.
     position_sections: bool = False
     renamings: tuple[Renaming, ...] = ()
+    # The family's own names of config values, and those of most families.
+    aliases: Mapping[str, str] = MappingProxyType({})
+    variants: tuple[Variant, ...] = ()  # all that hold, one after the other

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from minfer.effects.models.families import (
+    cohere,
     deepseek,
+    falcon,
     gemma,
     glm,
     gpt_oss,
@@ -16,6 +18,8 @@ from minfer.effects.models.families import (
     qwen,
     seed_oss,
     smollm,
+    stablelm,
+    starcoder,
 )
 from minfer.effects.models.families.family import Family
 
@@ -32,6 +36,10 @@ _ROWS: Final = (
     *olmo.ROWS,
     *phi.ROWS,
     *seed_oss.ROWS,
+    *cohere.ROWS,
+    *stablelm.ROWS,
+    *falcon.ROWS,
+    *starcoder.ROWS,
 )
 # Other names of a `model_type`: Kimi K2 is DeepSeek-V3 with other sizes.
 MODEL_TYPE_ALIASES: Final[Mapping[str, str]] = {"kimi_k2": "deepseek_v3"}

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve, frozen
 
-from minfer.effects.models.architecture.spec import EMBED, LM_HEAD, ModelSpec
+from minfer.effects.models.architecture.spec import (
+    EMBED,
+    HEAD_BIAS,
+    LM_HEAD,
+    ModelSpec,
+)
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import WHOLE_MODEL
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 EXPERTS: Final = 0  # the dimension of them in matrices of all experts
+OF_VOCABULARY: Final = (EMBED, LM_HEAD, HEAD_BIAS)
 
 
 @frozen
@@ -115,7 +121,7 @@ def _cut(spec: ModelSpec, weight_part: WeightPart, model_part: WeightPart) -> Cu
     reads.
     """
     full_shape = model_part.shape
-    if weight_part.name in (EMBED, LM_HEAD) and spec.rank_info.parallel.tensor > 1:
+    if weight_part.name in OF_VOCABULARY and spec.rank_info.parallel.tensor > 1:
         rows = spec.vocab_rows
         first = min(rows.start, spec.vocab_size)
         return Cut(0, (range(first, min(rows.stop, spec.vocab_size)),))

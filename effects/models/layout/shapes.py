@@ -33,8 +33,9 @@ def parameter_count(spec: ModelSpec) -> int:
     if spec.parameters:
         return spec.parameters
     rows = spec.embed_rows + (0 if spec.tie_word_embeddings else spec.head_rows)
-    embeddings = rows * spec.hidden_size
-    return sum(layer.parameters for layer in spec.layers) + embeddings + spec.hidden_size
+    embeddings = rows * spec.hidden_size + spec.head_rows * spec.family.head_bias
+    norm = spec.hidden_size * (1 + spec.norms.bias)
+    return sum(layer.parameters for layer in spec.layers) + embeddings + norm
 
 
 def weight_bytes(spec: ModelSpec, *, cuda: bool) -> int:
@@ -126,7 +127,8 @@ def activation_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
         group.attention.activation_bytes(element, kv_element) for group in spec.groups
     )
     feed_forward = _widest_feed_forward(spec) * element
-    token = 2 * spec.hidden_size * element + max(attention, feed_forward)
+    rows = (2 + _branch_rows(spec)) * spec.hidden_size
+    token = rows * element + max(attention, feed_forward)
     # Logits, their float32 copy, noise, a sorted or masked copy, a shaped one.
     row = spec.vocab_size * (element + 4 * 4)
     rope = 2 * _rope_bytes(spec, sizes)
@@ -178,7 +180,7 @@ def cuda_activation_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> 
     attentions = [group.attention for group in spec.groups]
     max_attention = max(attention.cuda_activation_elements for attention in attentions)
     widest = max(max_attention, _widest_feed_forward(spec))
-    token = element * (3 * spec.hidden_size + widest)
+    token = element * ((3 + _branch_rows(spec)) * spec.hidden_size + widest)
     # And the ids that top-k and top-p keep, and shaped ones in float32.
     logits = spec.vocab_size * (element + 4 + 4)
     tables = 4 * sizes.max_num_seqs * (sizes.max_model_len // sizes.block_size + 1)
@@ -271,6 +273,13 @@ def _rope_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     tables = {(group.attention.rope, group.attention.rotated) for group in spec.groups}
     widths = sum(width for rope, width in tables if rope is not None)
     return sizes.max_model_len * widths * 4
+
+
+def _branch_rows(spec: ModelSpec) -> int:
+    """Returns the normalised rows of a token that are kept while a layer runs: those that
+    the two sublayers of a parallel layer read.
+    """
+    return 2 * any(layer.parallel for layer in spec.layers)
 
 
 def _widest_feed_forward(spec: ModelSpec) -> int:

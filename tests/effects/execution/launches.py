@@ -58,6 +58,16 @@ _OF_LATENTS: Final = VARIANTS["DeepseekV2", "greedy"] | {"first_k_dense_replace"
 LATENTS: Final = parse_spec(
     written("DeepseekV2", _OF_LATENTS | {"vocab_size": VOCAB}), dtype="bfloat16"
 )
+# Blocks of attention beside feed-forward: without gates, and with norms of heads.
+PARALLEL: Final = {
+    key[0]: parse_spec(
+        written(key[0], VARIANTS[key] | {"vocab_size": VOCAB}), dtype=dtype
+    )
+    for key, dtype in (
+        (("Falcon", "two norms"), "bfloat16"),
+        (("Cohere", "norms of heads"), "float16"),
+    )
+}
 HOPPER: Final = (9, 0)
 # What multiplies and normalises on a GPU.
 PRODUCTS: Final = SimpleNamespace(
@@ -133,6 +143,8 @@ CASES: Final = {
     "norms of all heads": Case(with_attention(BASE, qk_norm=True, qk_norm_over="all")),
     "scaled logits": Case(evolve(BASE, logit_scale=0.5)),
     "latents": Case(LATENTS, captured=128),
+    "no gate": Case(PARALLEL["Falcon"], captured=128),
+    "parallel": Case(PARALLEL["Cohere"], captured=128),
     "int8": Case(evolve(BASE, kv_dtype="int8"), captured=128),
     "wide": Case(
         with_attention(BASE, heads=4, kv_heads=4, head_dim=256), capability=(8, 6)

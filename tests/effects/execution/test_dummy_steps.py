@@ -26,6 +26,8 @@ SWEPT = [
     "norms of all heads",
     "scaled logits",
     "latents",
+    "no gate",
+    "parallel",
     "int8",
 ]
 

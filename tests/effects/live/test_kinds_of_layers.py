@@ -26,6 +26,8 @@ KINDS: Final = {
     "scaled residuals": ("Granite", "multipliers"),
     "layers without rotation": ("SmolLM3", "interval"),
     "matrices stored as one": ("Phi3", "partial"),
+    "parallel and windows": ("Cohere2", "windows alternate"),
+    "layer norms of heads": ("StableLm", "all"),
 }
 # 20 blocks; a sequence needs up to 12.
 TIGHT: Final = {"num_gpu_blocks_override": 20}

@@ -20,6 +20,7 @@ from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import checkpoint_parts, named_parts
 from minfer.effects.models.checkpoint.checkpoint import load_weights
 from minfer.effects.models.checkpoint.random_weights import random_weights
+from minfer.effects.models.checkpoint.tensor_names import model_name
 from minfer.effects.models.layout.shapes import parameter_count
 from tests.effects.tiny_families import VARIANTS, WINDOW, save
 from tests.effects.tiny_model import (
@@ -165,10 +166,13 @@ def test_windows_matter_and_are_transformers_own(key: tuple[str, str], pair: Any
 @pytest.mark.parametrize("key", OPTIONS, ids=" ".join)
 def test_weights_follow_from_the_table(key: tuple[str, str], pair: Any) -> None:
     model: Pair = pair(*key)
-    tensors = load_file(model.folder / "model.safetensors")
     weight_parts = {
         weight_part.name: weight_part
         for weight_part in checkpoint_parts(model.spec, model.weights)
+    }
+    tensors = {
+        model_name(model.spec, name, weight_parts.keys()): tensor
+        for name, tensor in load_file(model.folder / "model.safetensors").items()
     }
     assert set(weight_parts) == set(tensors)
     for name, weight_part in weight_parts.items():

@@ -20,7 +20,7 @@ from minfer.effects.models.architecture.layers import FeedForwardWeights
 from minfer.effects.models.architecture.model import forward
 from minfer.effects.models.checkpoint.checkpoint import load_weights
 from minfer.kernels.leaves import Norm
-from minfer.kernels.plain import rms_norm
+from minfer.kernels.plain import normalise
 from tests.effects.tiny_model import BesideTheirs, decode_batch, read_spec, width_of
 
 BLOCKS = 40
@@ -314,7 +314,7 @@ def test_norm_agrees_with_torch() -> None:
         x = torch.randn(5, 192) * scale
         want = torch.nn.functional.rms_norm(x, (192,), weight, 1e-3)
         torch.testing.assert_close(
-            rms_norm(x, Norm(weight, 1e-3)), want, rtol=1e-6, atol=1e-6
+            normalise(x, Norm(weight, 1e-3)), want, rtol=1e-6, atol=1e-6
         )
 
 

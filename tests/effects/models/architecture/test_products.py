@@ -71,7 +71,7 @@ def test_a_feed_forward_is_summed_and_normalised_before_it_is_added() -> None:
     plain.linear_add(partial, feed_of_x, down)
     residual, twice = X.clone(), Twice(RankInfo(0, Parallel(tensor=2)))
     feed(residual, NORM, linear, down, "silu", CONTEXT, twice, NORM)
-    torch.testing.assert_close(residual, X + plain.rms_norm(2 * partial, NORM))
+    torch.testing.assert_close(residual, X + plain.normalise(2 * partial, NORM))
 
 
 def test_schemes_without_kernels_are_refused_by_name() -> None:

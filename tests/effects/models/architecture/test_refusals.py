@@ -51,6 +51,7 @@ QUANTIZED = [
 ]
 ALTERNATING = ("full_attention", "sliding_attention", "full_attention")
 MLA_GROUPS = ("DeepseekV3", "groups")
+FALCON = ("Falcon", "two norms")
 # A config of VARIANTS, what is changed in it, and words of the refusal.
 VALUES: list[tuple[tuple[str, str], dict[str, Any], list[str]]] = [
     (
@@ -94,6 +95,33 @@ VALUES: list[tuple[tuple[str, str], dict[str, Any], list[str]]] = [
     (("Gemma3", "pattern"), {"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping"]),
     (("GptOss", "alternate"), {"swiglu_limit": 8.0}, ["swiglu_limit 8.0", "7 is"]),
     (("Llama", "plain"), {"num_key_value_heads": 3}, ["a divisor of", "heads = 4"]),
+    (FALCON, {"alibi": True}, ["alibi True"]),
+    (FALCON, {"activation": "relu"}, ["activation 'relu'", "only 'gelu' is"]),
+    (FALCON, {"num_ln_in_parallel_attn": 3}, ["num_ln_in_parallel_attn 3", "1 or 2 is"]),
+    (FALCON, {"parallel_attn": False}, ["parallel_attn False", "True is"]),
+    (FALCON, {"parallel_attn": "yes"}, ["parallel_attn", "true or false", "'yes'"]),
+    (FALCON, {"num_kv_heads": 3}, ["num_kv_heads", "a divisor of", "heads = 4"]),
+    (FALCON, {"ffn_hidden_size": 0}, ["ffn_hidden_size", "at least 1"]),
+    (FALCON, {"head_dim": 32}, ["head_dim 32"]),
+    (FALCON, {"n_embed": 128}, ["n_embed 128"]),
+    (
+        ("Falcon", "one key head"),
+        {"num_ln_in_parallel_attn": 2},
+        ["num_ln_in_parallel_attn 2", "1 and null are"],
+    ),
+    (("StableLm", "plain"), {"layer_norm_eps": 0}, ["layer_norm_eps", "positive"]),
+    (("StableLm", "plain"), {"hidden_act": "gelu"}, ["hidden_act 'gelu'", "'silu' is"]),
+    (("StableLm", "plain"), {"use_parallel_residual": 1}, ["use_parallel_residual"]),
+    (("StableLm", "plain"), {"partial_rotary_factor": 2.0}, ["partial_rotary_factor"]),
+    (("Phi", "plain"), {"qk_layernorm": True}, ["qk_layernorm True", "False is"]),
+    (("Phi", "plain"), {"hidden_act": "gelu"}, ["hidden_act 'gelu'", "gelu_new"]),
+    (("Cohere", "plain"), {"logit_scale": "high"}, ["logit_scale", "positive"]),
+    (("Cohere2", "pattern"), {"sliding_window_pattern": 0}, ["sliding_window_pattern"]),
+    (
+        ("Cohere2", "pattern"),
+        {"partial_rotary_factor": 0.5},
+        ["partial_rotary_factor 0.5"],
+    ),
 ]
 
 

@@ -53,7 +53,7 @@ PROMPTS: Final = [
 EXACT, ROUNDED = 2e-4, 0.05
 KINDS: Final = ("gpt_neox", "phi3")
 # The last has other names in its checkpoints, which transformers renames.
-MORE: Final = ("exaone4", "nemotron", "cohere2", "starcoder2", "exaone")
+MORE: Final = ("exaone4", "nemotron", "arcee", "apertus", "exaone")
 
 
 def made_of(kind: str, name: str, folder: Path, **changes: Any) -> tuple[Path, Path]:

@@ -43,6 +43,9 @@ KINDS = [
             ("DeepseekV3", "groups"),
             ("Phi3", "partial"),
             ("Glm4", "quarter"),
+            ("Cohere", "norms of heads"),
+            ("StableLm", "all"),
+            ("Falcon", "two norms"),
         )
     ),
 ]

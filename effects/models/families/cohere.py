@@ -1,0 +1,45 @@
+"""Rows of the family table: Command R, R+ and R7B, of Cohere."""
+
+from typing import Any, Final
+
+from attrs import evolve
+
+from minfer.effects.models.families.common import BIAS
+from minfer.effects.models.families.family import Family, NormNames, Variant
+
+_COHERE: Final[dict[str, Any]] = {
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "logit_scale": 0.0625,
+    "tie_word_embeddings": True,
+    "eos_token_id": 255001,
+}
+_COMMAND_R: Final = Family(
+    "CohereForCausalLM",
+    "cohere",
+    _COHERE | {"rope_theta": 500000.0},
+    qkv_bias=BIAS,
+    out_bias=BIAS,
+    qk_norm="use_qk_norm",
+    qk_norm_factors="stacked",
+    layer_norm=True,
+    norm_names=NormNames(before_feed=""),
+    parallel=True,
+    interleaved_rotary=True,
+    logit_multiplier="logit_scale",
+    aliases={"layer_norm_eps": "rms_norm_eps"},
+)
+ROWS: Final = (
+    _COMMAND_R,
+    evolve(
+        _COMMAND_R,
+        architecture="Cohere2ForCausalLM",
+        model_type="cohere2",
+        defaults=_COHERE | {"sliding_window": 4096, "sliding_window_pattern": 4},
+        windows="pattern",
+        rotated_layers="windowed",
+        qk_norm=False,
+        # transformers derives it.
+        variants=(Variant(when={}, config={"head_dim": None}),),
+    ),
+)
