@@ -41,6 +41,8 @@ by the first range: a scan of its own with a bound for each row, so that no key 
 twice.
 
 Exponentials are to base 2 (log2 e is part of the scale), as the hardware computes them.
+Capped scores (Gemma 2) are cap * tanh(score / cap): queries times keys are multiplied by
+scale / cap before the tanh, and by cap, with log2 e, after it.
 """
 
 import math
@@ -94,6 +96,7 @@ def decode_attention(
     sink_tokens: int = 0,
     sinks: Tensor | None = None,
     scales: CacheScales | None = None,
+    cap: float | None = None,
     splits: int | None = None,
     out: Tensor | None = None,
     tune: DecodeTune | None = None,
@@ -107,8 +110,9 @@ def decode_attention(
     the tokens each attends to (0 gives zeros). window > 0: only the last `window` of
     them, and the first `sink_tokens` of the sequence. Table entries outside are never
     read. scale > 0 multiplies the scores. sinks [heads] float32 (gpt-oss' attention
-    sinks): one more logit of each head, whose weight goes to no value. Caches are of the
-    dtype of q or of 8 bits (cache_numbers.py): FP8, or INT8 with its scales.
+    sinks): one more logit of each head, whose weight goes to no value. cap > 0: scores
+    are cap * tanh(score / cap). Caches are of the dtype of q or of 8 bits
+    (cache_numbers.py): FP8, or INT8 with its scales.
 
     splits: ranges that each context is cut into, at most `MAX_SPLITS`; None is
     `num_splits` of the table's width. tune: instead of the table's (attention_tunes.py).
@@ -130,6 +134,7 @@ def decode_attention(
             sink_tokens=sink_tokens,
             sinks=sinks,
             scales=scales,
+            cap=cap,
             out=out,
         )
     block_size, kv_heads, dim = k_cache.shape[1:]
@@ -150,6 +155,7 @@ def decode_attention(
         sink_tokens=sink_tokens,
         sinks=sinks,
         scales=scales,
+        cap=cap,
         max_count=1,
         splits=splits,
         out=out,
@@ -175,6 +181,7 @@ def prefill_attention(
     sink_tokens: int = 0,
     sinks: Tensor | None = None,
     scales: CacheScales | None = None,
+    cap: float | None = None,
     max_count: int,
     splits: int = 1,
     out: Tensor | None = None,
@@ -212,6 +219,7 @@ def prefill_attention(
             sink_tokens=sink_tokens,
             sinks=sinks,
             scales=scales,
+            cap=cap,
             out=out,
             draft_layout=draft_layout,
             max_count=max_count,
@@ -232,6 +240,7 @@ def prefill_attention(
         sink_tokens=sink_tokens,
         sinks=sinks,
         scales=scales,
+        cap=cap,
         max_count=max_count,
         splits=splits,
         out=out,
@@ -258,6 +267,7 @@ def _launch(
     sink_tokens: int,
     sinks: Tensor | None,
     scales: CacheScales | None,
+    cap: float | None,
     max_count: int,
     splits: int,
     out: Tensor | None,
@@ -306,7 +316,8 @@ def _launch(
         partials=partials,
         sums=partials[results * dim :],
         arrivals=counters,
-        scale=scale * LOG2_E,
+        scale=(scale if cap is None else cap) * LOG2_E,
+        cap_scale=None if cap is None else scale / cap,
         splits=splits,
         skip=draft_layout.skip if draft_layout else 0,
         stride=draft_layout.stride if draft_layout else 0,
@@ -406,6 +417,7 @@ def attention_reference(
     sinks: Tensor | None = None,
     sink_tokens: int = 0,
     scales: CacheScales | None = None,
+    cap: float | None = None,
 ) -> Tensor:
     """`prefill_attention` in plain torch, float32 inside; decode is chunks of one
     token.
@@ -445,6 +457,8 @@ def attention_reference(
             value = value.where(~is_draft | value.isfinite(), 0)
         query = q[query_index].float().view(count, kv_heads, q.shape[1] // kv_heads, dim)
         scores = torch.einsum("qhgd,khd->hgqk", query, key) * scale
+        if cap is not None:
+            scores = (scores / cap).tanh_() * cap
         distance = torch.arange(start, start + count, device=q.device)[:, None] - tokens
         unseen = distance < 0
         if window:

@@ -5,6 +5,7 @@ that range into a running softmax (`_scan`). It stores the result; or, if the co
 split into several ranges, the program that ends last merges their results (`_merge`).
 """
 
+import math
 from typing import NamedTuple
 
 import triton
@@ -12,6 +13,7 @@ import triton.language as tl
 
 from minfer.kernels.pdl import arrive, follow
 
+MINUS_TWO_LOG2_E = tl.constexpr(-2 * math.log2(math.e))
 NOTHING_YET = tl.constexpr(-1e30)  # the initial maximum: finite, below every score
 
 
@@ -63,6 +65,14 @@ def _scores(q, unit, key, k_scale):
 
 
 @triton.jit
+def tanh(x):
+    """tanh by an exponential that does not overflow; NaN stays NaN."""
+    small = tl.exp2(tl.abs(x) * MINUS_TWO_LOG2_E)
+    size = (1 - small) / (1 + small)
+    return tl.where(x < 0, -size, size)
+
+
+@triton.jit
 def _scan(
     q,
     unit,
@@ -74,6 +84,7 @@ def _scan(
     last_key,
     context,
     scale,
+    cap_scale,
     window: tl.constexpr,
     masked: tl.constexpr,
     drafted: tl.constexpr,
@@ -89,7 +100,8 @@ def _scan(
     and their table entries are loaded. Without `masked`, every row sees every key of
     these tiles. `drafted`: queries are drafts to verify. `scaled`: keys and values have
     scales. Keys and values of 8 bits are converted to the dtype of q, which is exact. q
-    was divided by `unit` [rows], unless that is None.
+    was divided by `unit` [rows], unless that is None. cap_scale: scores are tanh of
+    themselves times this, before `scale` multiplies them; None: they are not.
     """
     acc, top, total = softmax
     lanes = tl.arange(0, tile)
@@ -127,6 +139,8 @@ def _scan(
             key = key.to(q.dtype)
             value = value.to(q.dtype)
         scores = _scores(q, unit, key, k_scale if scaled else None)
+        if cap_scale is not None:
+            scores = tanh(scores * cap_scale)
         if masked:
             visible = tokens[None, :] <= positions[:, None]
             if window > 0:
@@ -229,6 +243,7 @@ def _scan_whole(
     first_key,
     context,
     scale,
+    cap_scale,
     window: tl.constexpr,
     drafted: tl.constexpr,
     scaled: tl.constexpr,
@@ -257,6 +272,7 @@ def _scan_whole(
             last,
             context,
             scale,
+            cap_scale,
             window,
             True,
             drafted,
@@ -278,6 +294,7 @@ def _scan_whole(
         last,
         context,
         scale,
+        cap_scale,
         window,
         False,
         drafted,
@@ -300,6 +317,7 @@ def _scan_sinks(
     range_index,
     context,
     scale,
+    cap_scale,
     window: tl.constexpr,
     sink_tokens: tl.constexpr,
     drafted: tl.constexpr,
@@ -326,6 +344,7 @@ def _scan_sinks(
         last_key,
         context,
         scale,
+        cap_scale,
         0,
         True,
         drafted,
@@ -372,6 +391,7 @@ def attend(
     sums,
     arrivals,
     scale,
+    cap_scale,
     splits,
     skip,
     stride,
@@ -405,6 +425,7 @@ def attend(
     block_size, kv_heads] float32, or None. sinks [heads] float32, or None: gpt-oss'
     attention sinks, one more logit of each head, times log2(e); the first range has it.
     sink_tokens: how many keys at the beginning of a sequence are read beside the window.
+    cap_scale: of capped scores, which `scale` multiplies after their tanh; or None.
 
     arrivals: a zero for each tile of rows, chunk and key head; zero again afterwards.
     """
@@ -470,6 +491,7 @@ def attend(
             range_index,
             context,
             scale,
+            cap_scale,
             window,
             sink_tokens,
             drafted,
@@ -501,6 +523,7 @@ def attend(
             first_key,
             context,
             scale,
+            cap_scale,
             window,
             drafted,
             scaled,
@@ -520,6 +543,7 @@ def attend(
         last,
         context,
         scale,
+        cap_scale,
         window,
         True,
         drafted,

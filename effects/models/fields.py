@@ -61,6 +61,7 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "rope_interleave": (True,),
     },
     "deepseek_v3": {"topk_method": ("noaux_tc",)},
+    "gemma2": {"sliding_window_pattern": (2,)},
     "glm4_moe_lite": {"topk_method": ("noaux_tc",)},
     "glm4_moe": {"topk_method": ("noaux_tc",)},
 }
@@ -114,6 +115,8 @@ def fields_read(family: Family) -> set[str]:
         family.score_multiplier,
         family.logit_multiplier,
         family.logit_divisor,
+        family.logit_cap,
+        family.score_cap,
     }
     if family.rotated_layers == "listed":
         fields |= {"no_rope_layers", "no_rope_layer_interval"}

@@ -144,6 +144,19 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
             _DIM,
         ),
     ),
+    "Gemma2": (
+        "caps",
+        (
+            *_EVERY,
+            _BIAS,
+            _DIM,
+            _WINDOW,
+            _MIXED,
+            ({}, {"query_pre_attn_scalar": 9}),
+            ({}, {"attn_logit_softcapping": None}, {"attn_logit_softcapping": 5.0}),
+            ({}, {"final_logit_softcapping": None}, {"final_logit_softcapping": 9.0}),
+        ),
+    ),
     "Gemma3": (
         "pattern",
         (
@@ -154,6 +167,7 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
             _MIXED,
             ({}, {"query_pre_attn_scalar": 9}),
             ({}, {"rope_parameters": _OWN_ROPES}),
+            ({}, {"final_logit_softcapping": 3.0}),
         ),
     ),
     "Granite": (

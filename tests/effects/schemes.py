@@ -49,6 +49,7 @@ CASES: Final = {
     },
     ("DeepseekV3", "groups"): {"moe_intermediate_size": 32, "v_head_dim": 16},
     ("GptOss", "alternate"): {},
+    ("Gemma2", "caps"): {},
     ("Gemma3", "pattern"): {},
     ("Granite", "multipliers"): {},
     ("Olmo2", "norms behind"): {},

@@ -132,6 +132,7 @@ _LONGROPE: Final = {
     "long_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0],
     "original_max_position_embeddings": 128,
 }
+_CAPS: Final = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
 _BY_KIND: Final = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -229,7 +230,24 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         },
     },
+    "Gemma2": {
+        "caps": _GEMMA | _CAPS,
+        "no caps": _GEMMA
+        | _BIAS
+        | {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+        "caps of scores": _GEMMA
+        | _UNTIED
+        | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": None},
+        "windows listed": _GEMMA
+        | _CAPS
+        | {
+            "query_pre_attn_scalar": 9,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": ROPES["linear"],
+        },
+    },
     "Gemma3": {
+        "logits capped": _GEMMA | {"final_logit_softcapping": 3.0},
         "pattern": _GEMMA | {"sliding_window_pattern": 2},
         "ropes": _GEMMA
         | _BIAS
@@ -355,7 +373,7 @@ def save(folder: str, family: str, config: Mapping[str, Any]) -> Any:
     config_of_family = class_of(family)(**config)
     model = getattr(transformers, f"{family}ForCausalLM")(config_of_family).eval()
     # Made as zeros and ones, which would hide mistakes. Gemma's factors are less 1.
-    norms_near_one = family != "Gemma3"
+    norms_near_one = family not in ("Gemma2", "Gemma3")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if any(kind in name for kind in ("bias", "norm", "sinks")):
             torch.nn.init.normal_(tensor, float(norms_near_one and "norm" in name), 0.3)

@@ -36,6 +36,7 @@ from minfer.kernels import (
     router,
     rows,
     sample,
+    scaled_logits,
     shape,
     verify_drafts,
 )
@@ -159,6 +160,17 @@ def peer_sums() -> None:
     for two in (False, True):
         peer_sum.peer_sum(half(8, HIDDEN), buffer, half(8, HIDDEN), two)
         peer_sum.peer_sum(half(1024, HIDDEN), buffer, None, two)
+
+
+def capped(splits: int) -> None:
+    """Attention with capped scores: a decode step, and a chunk; and capped logits."""
+    indices, single, table = ints(8), ints(1), ints(9, 32)
+    reads: dict[str, Any] = {"window": 1024, "cap": 50.0, "splits": splits}
+    q = half(64, HEADS, DIM)
+    attention.decode_attention(q[:8], *cache(), table, indices, indices, 0.1, **reads)
+    chunk = single, single, single, single
+    attention.prefill_attention(q, *cache(), table, *chunk, 0.1, max_count=64, **reads)
+    scaled_logits.scale_logits(half(8, 5000), 0.5, 30.0)
 
 
 def sink_tokens(splits: int) -> None:
@@ -338,6 +350,7 @@ def main(skip_slow: bool) -> None:
         for splits in (1, 4):
             drafts_to_verify(splits)
             sink_tokens(splits)
+            capped(splits)
         mixture(1, None)
         for row in GROUPED_TABLE:
             mixture(4, row.tune)

@@ -137,6 +137,7 @@ def written_out(
     scale: float,
     window: int = 0,
     sink_tokens: int = 0,
+    cap: float | None = None,
 ) -> Tensor:
     """query [n, heads, dim] at positions start on, over [context, kv_heads, dim], in
     float64.
@@ -144,6 +145,8 @@ def written_out(
     count, heads, dim = query.shape
     grouped = query.double().cpu().view(count, keys.shape[1], heads // keys.shape[1], dim)
     scores = torch.einsum("qhgd,khd->qhgk", grouped, keys) * scale
+    if cap is not None:
+        scores = (scores / cap).tanh() * cap
     distance = torch.arange(start, start + count)[:, None] - torch.arange(len(keys))
     near = (distance < (window or math.inf)) | (torch.arange(len(keys)) < sink_tokens)
     is_visible = (distance >= 0) & near

@@ -30,6 +30,7 @@ from minfer.effects.models.architecture.rope_scaling import Rope, inverse_freque
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import torch_dtype, torch_kv_dtype
 from minfer.effects.models.layout.cache_layout import CacheLayout, one_group
+from minfer.effects.models.layout.shapes import MAX_MASK_NUMBERS
 from minfer.kernels.cache_numbers import INT8, as_bytes
 from minfer.kernels.leaves import HeadWeights, LatentWeights
 from minfer.kernels.plain import rms_norm
@@ -315,7 +316,14 @@ class Heads:
         if self.sinks is not None:
             sinks = self.sinks.view(1, gqa.kv_heads, shared, 1)
             key, value, mask = _with_sinks(key, value, mask, sinks)
-        out = F.scaled_dot_product_attention(query, key, value, mask, scale=self.scale)
+        if gqa.score_cap is None:
+            out = F.scaled_dot_product_attention(
+                query, key, value, mask, scale=self.scale
+            )
+        else:
+            lines = query.unsqueeze(-2), key, value
+            of_lines = None if mask is None else mask.unsqueeze(-2)
+            out = capped_attention(*lines, of_lines, self.scale, gqa.score_cap)
         return out.reshape(rows, gqa.q_size)
 
     def _read(
@@ -354,7 +362,8 @@ class Heads:
         out_by_head = out.view(count, gqa.kv_heads, shared, gqa.head_dim).permute(
             1, 2, 0, 3
         )
-        if self.sinks is None and chunk.is_causal and query.dtype in MERGEABLE_DTYPES:
+        mergeable = self.sinks is None and gqa.score_cap is None
+        if mergeable and chunk.is_causal and query.dtype in MERGEABLE_DTYPES:
             out_by_head.copy_(_after_context(query, key, value, self.scale))
             return
         for piece in chunk.pieces():
@@ -378,13 +387,17 @@ class Heads:
         """Attend with some tokens of a chunk: [kv_heads, group, n, head_dim], likewise
         keys and values of one head a group.
         """
+        cap = self.gqa.score_cap
+        if causal and (self.sinks is not None or cap is not None):
+            count = query.shape[2]
+            mask = torch.full((count, count), -torch.inf).triu_(1)
+            causal = False
         if self.sinks is not None:
-            if causal:
-                count = query.shape[2]
-                mask = torch.full((count, count), -torch.inf).triu_(1)
-                causal = False
             sinks = self.sinks.view(len(query), query.shape[1], 1, 1)
             key, value, mask = _with_sinks(key, value, mask, sinks)
+        if cap is not None:
+            shared = key[:, 0], value[:, 0]
+            return capped_attention(query, *shared, mask, self.scale, cap)
         shape = (*query.shape[:2], *key.shape[2:])
         return F.scaled_dot_product_attention(
             query,
@@ -394,6 +407,35 @@ class Heads:
             scale=self.scale,
             is_causal=causal,
         )
+
+
+def capped_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    cap: float,
+) -> Tensor:
+    """Returns attention whose scores are cap * tanh(score / cap) before the mask is
+    added: a few queries after others, so that scores are few numbers.
+
+    `query` [..., group, n, head_dim], keys and values [..., keys, head_dim], and a mask
+    for [..., group, n, keys].
+    """
+    heads, keys = query.shape[:-2], key.shape[-2]
+    size = max(1, MAX_MASK_NUMBERS // (heads.numel() * keys))
+    results, start = [], 0
+    for piece in torch.split(query * (scale / cap), size, -2):
+        end = start + piece.shape[-2]
+        scores = torch.matmul(piece.flatten(-3, -2), key.transpose(-1, -2))
+        scores = scores.float().tanh_().mul_(cap).view(*heads, end - start, keys)
+        if mask is not None:
+            scores += mask if mask.shape[-2] == 1 else mask[..., start:end, :]
+        weights = scores.softmax(-1).to(value.dtype).flatten(-3, -2)
+        results.append(torch.matmul(weights, value).view(piece.shape))
+        start = end
+    return results[0] if len(results) == 1 else torch.cat(results, -2)
 
 
 def _after_context(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:

@@ -49,6 +49,7 @@ class _Options(TypedDict):
     sink_tokens: int
     sinks: Tensor | None
     scales: CacheScales | None
+    cap: float | None
     splits: int
     out: Tensor
 
@@ -216,6 +217,7 @@ class CudaCache:
                 "sink_tokens": gqa.sink_tokens,
                 "sinks": sinks,
                 "scales": pages.scales,
+                "cap": gqa.score_cap,
                 "splits": segment.splits,
                 "out": out[segment.tokens],
             }

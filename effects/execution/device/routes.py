@@ -85,6 +85,8 @@ class GroupRoute:
         no_flash = flash_missing(dim, dtype, block_size, device)
         if attention.sinks:
             no_flash = "it has no attention sinks"
+        elif attention.score_cap is not None:
+            no_flash = "its kernels for capped scores are not tested here"
         elif attention.sink_tokens:
             no_flash = "it does not read sink tokens beside a window"
         elif attention.window:

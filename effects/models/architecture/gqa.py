@@ -68,6 +68,7 @@ class GQA:
     window: int | None = None  # keys up to its own that a query attends to; None: all
     rope: Rope | None = None  # None: transformers' model handles positions
     scale: float  # multiplies the scores
+    score_cap: float | None = None  # then they are cap * tanh(score / cap) (Gemma 2)
     norms: NormRule
     qk_norm: bool = False
     # Over each head, or over all heads together; after the rotation instead of before it.
@@ -270,6 +271,7 @@ def read_gqa(
         kv_heads=kv_heads,
         head_dim=head_dim,
         scale=scale,
+        score_cap=reader.optional_positive(family.score_cap),
         norms=norms,
         qk_norm=reader.is_set(family.qk_norm),
         qk_norm_over=family.qk_norm_over,

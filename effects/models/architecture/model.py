@@ -25,6 +25,7 @@ from minfer.effects.models.architecture.weights import Weights
 from minfer.effects.models.ranks import SINGLE_RANK, Communicator, StageIO, whole_logits
 from minfer.kernels.leaves import Norm
 from minfer.kernels.plain import rms_norm
+from minfer.kernels.scaled_logits import scale_logits
 
 # A step and its PagedCache: logits [sampled, vocab], of several ranks a part of them.
 Model = Callable[[Batch, Any], Tensor]
@@ -141,9 +142,13 @@ def _score_tokens(
 
 
 def _logits(spec: ModelSpec, weights: Weights, hidden: Tensor, step: ModelStep) -> Tensor:
-    """Returns the logits of states: [tokens, hidden] -> [tokens, vocab]."""
+    """Returns the logits of states, scaled and capped: [tokens, hidden] -> [tokens,
+    vocab].
+    """
     logits = norm_linear(hidden, weights.norm, weights.lm_head, step.products)
-    return logits if spec.logit_scale == 1 else logits.mul_(spec.logit_scale)
+    if spec.logit_scale != 1 or spec.logit_cap is not None:
+        scale_logits(logits, spec.logit_scale, spec.logit_cap)
+    return logits
 
 
 def _copy_tapped_states(tap: TappedTokens, hidden: Tensor, norm: Norm) -> Tensor:

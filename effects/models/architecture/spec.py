@@ -55,6 +55,7 @@ class ModelSpec:
     norms: NormRule = NO_NORMS
     embedding_scale: float = 1.0
     logit_scale: float = 1.0  # multiplies logits
+    logit_cap: float | None = None  # then they are cap * tanh(logit / cap)
     tie_word_embeddings: bool = False
     initializer_range: float = 0.02
     # How names of a checkpoint's tensors begin that are not of this model: other parts of

@@ -70,6 +70,7 @@ def parse_spec(
         norms=norms,
         embedding_scale=embedding_scale / residual_multiplier,
         logit_scale=logit_scale / _factor(reader, family.logit_divisor),
+        logit_cap=reader.optional_positive(family.logit_cap),
         tie_word_embeddings=reader.flag("tie_word_embeddings"),
         initializer_range=reader.positive("initializer_range", 0.02),
         skipped_prefixes=(*OTHER_PREFIXES, *_further_layers(reader, len(layers))),

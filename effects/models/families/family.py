@@ -92,6 +92,8 @@ class Family:
     attention: Literal["gqa", "mla"] = "gqa"
     experts: ExpertKeys | None = None  # None: all layers are dense
     activation: Activation = "silu"
+    score_cap: str = ""  # the key of the cap of attention scores (Gemma 2)
+    logit_cap: str = ""  # and of logits
     sinks: bool = False  # a logit of each head that takes part in the softmax (gpt-oss)
     norm_offset: bool = False  # checkpoints store norms' factors less 1 (Gemma)
     norm_names: NormNames = NormNames()

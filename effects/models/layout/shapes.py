@@ -8,6 +8,7 @@ its widest place. Functions of their arguments, without torch.
 
 from typing import Final
 
+from minfer.effects.models.architecture.gqa import GQA
 from minfer.effects.models.architecture.mla import MLA
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import dtype_bytes, kv_dtype_bytes
@@ -134,7 +135,8 @@ def activation_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     tokens = sizes.max_num_batched_tokens + drafts
     rows = sizes.max_num_seqs + drafts
     step = tokens * token + mask_bytes(spec, sizes, tokens) + rows * row + rope
-    return step + rejection_bytes(spec, sizes) + dequantized_bytes(spec)
+    others = dequantized_bytes(spec) + capped_score_bytes(spec, sizes)
+    return step + rejection_bytes(spec, sizes) + others
 
 
 def dequantized_bytes(spec: ModelSpec) -> int:
@@ -145,6 +147,21 @@ def dequantized_bytes(spec: ModelSpec) -> int:
         return 0
     counts = (sum(matrix.outputs) * matrix.inputs for matrix in spec.matrices)
     return min(max(counts, default=0), MAX_DEQUANTIZED_NUMBERS) * (8 + 4)
+
+
+def capped_score_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
+    """Returns the bytes of capped scores on the CPU: those of as many queries as are
+    computed at once, with the products that they are made of, and their softmax.
+    """
+    attentions = (group.attention for group in spec.groups)
+    heads = (
+        attention.heads
+        for attention in attentions
+        if isinstance(attention, GQA) and attention.score_cap is not None
+    )
+    if not (most := max(heads, default=0)):
+        return 0
+    return (4 + 4 + 4) * max(MAX_MASK_NUMBERS, most * sizes.max_model_len)
 
 
 def mask_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> int:

@@ -9,7 +9,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from minfer.effects.execution.cpu import attention_reads
+from minfer.effects.execution.cpu import attention_reads, paged_attention
 from minfer.effects.execution.cpu.attention_reads import (
     MAX_GROUP_TOKENS,
     MaskRule,
@@ -55,6 +55,8 @@ def written_out(
             @ query[head]
             * (scale or gqa_of(spec).head_dim ** -0.5)
         )
+        if (cap := gqa_of(spec).score_cap) is not None:
+            scores = (scores / cap).tanh() * cap
         out.append(scores.softmax(0) @ values[:, head // shared])
     return torch.cat(out)
 
@@ -169,6 +171,15 @@ def test_masks_are_made_a_piece_after_another(
         masks = [piece.mask for piece in pieces if piece.mask is not None]
         assert all(len(mask) == 1 or mask.numel() <= numbers for mask in masks)
         assert len(pieces) > len(read.chunks)
+
+
+@pytest.mark.parametrize("numbers", [1, 300, 1 << 20])
+def test_capped_scores_are_computed_a_few_queries_after_others(
+    numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paged_attention, "MAX_MASK_NUMBERS", numbers)
+    spec = with_attention(with_windows(SPEC, None, 5), score_cap=0.5)
+    play([(0, 9), (40, 7), (3, 1), (17, 30), (60, 1)], 4, device=False, spec=spec)
 
 
 def test_masks_of_long_contexts_are_not_kept() -> None:

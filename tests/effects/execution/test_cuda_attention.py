@@ -21,15 +21,19 @@ from minfer.kernels.flash import FlashWork
 from minfer.kernels.packages import FLASH
 from minfer.records.plan import Copy
 from tests.effects.execution.test_attention import SPEC
-from tests.effects.tiny_model import gqa_of, with_windows
+from tests.effects.tiny_model import gqa_of, with_attention, with_windows
 from tests.kernels.test_flash import stand_in
 
 
-@pytest.mark.parametrize(("scale", "window"), [(None, None), (0.3, None), (None, 6)])
+@pytest.mark.parametrize(
+    ("scale", "window", "cap"),
+    [(None, None, None), (0.3, None, None), (None, 6, None), (0.3, None, 0.5)],
+)
 def test_the_cache_of_a_gpu_means_the_same(
-    scale: float | None, window: int | None
+    scale: float | None, window: int | None, cap: float | None
 ) -> None:
-    spec = with_windows(evolve(SPEC, dtype="float32"), None, 5)
+    spec = with_attention(evolve(SPEC, dtype="float32"), score_cap=cap)
+    spec = with_windows(spec, None, 5)
     spec = with_attention_window(spec, window, 3 if window else 0)
     gpu_cache = CudaCache.make(spec, one_group(spec), 16, 4, 64, torch.device("cpu"))
     cpu_cache, tables = (

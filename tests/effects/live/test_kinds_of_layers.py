@@ -21,6 +21,7 @@ KINDS: Final = {
     "MoE": ("Qwen3Moe", "experts"),
     "MLA": ("DeepseekV3", "groups"),
     "sinks and windows": ("GptOss", "alternate"),
+    "capped": ("Gemma2", "caps"),
     "norms behind and windows": ("Gemma3", "pattern"),
     "norms of all heads": ("Olmo2", "norms behind"),
     "scaled residuals": ("Granite", "multipliers"),

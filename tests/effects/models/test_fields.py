@@ -30,6 +30,7 @@ RICH = {
     "Glm4MoeLite": "listed",
     "Youtu": "halves",
     "GptOss": "alternate",
+    "Gemma2": "caps",
     "Gemma3": "ropes",
     "Granite": "multipliers",
     "SmolLM3": "windows",
