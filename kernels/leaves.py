@@ -291,6 +291,7 @@ class HeadWeights:
 
     q_norm: Norm | None = None  # [head_dim], of each query head
     k_norm: Norm | None = None
+    v_norm: Norm | None = None  # of each value head, beside the others
     norms_after_rope: bool = False  # heads are rotated, then normalised (Hunyuan)
     sinks: "Tensor | None" = None  # [heads] float32
 

@@ -38,6 +38,7 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "attention_chunk_size": (),
     "index_topk": (),
     "num_kv_shared_layers": (0,),
+    "per_layer_config": ({},),
     # positions (SmolLM 3, MPT, Falcon)
     "no_rope_layers": ([],),
     "no_rope_layer_interval": (0,),
@@ -62,6 +63,12 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     },
     "deepseek_v3": {"topk_method": ("noaux_tc",)},
     "gemma2": {"sliding_window_pattern": (2,)},
+    # Text attends to what is before it alone under "vision".
+    "gemma4_text": {
+        "use_bidirectional_attention": ("vision",),
+        "enable_moe_block": (False,),
+        "rope_scaling": (),
+    },
     "glm4_moe_lite": {"topk_method": ("noaux_tc",)},
     "glm4_moe": {"topk_method": ("noaux_tc",)},
 }
@@ -91,6 +98,7 @@ INERT_OF: Final[Mapping[str, frozenset[str]]] = {
     "deepseek_v2": _MLA | {"norm_topk_prob"},
     "deepseek_v3": _MLA,
     "glm4_moe_lite": _MLA,
+    "gemma4_text": frozenset({"num_experts", "top_k_experts", "moe_intermediate_size"}),
     "youtu": _MLA | {"embedding_initializer_range"},
     "gpt_oss": frozenset({"hidden_act"}),
 }
@@ -118,6 +126,9 @@ def fields_read(family: Family) -> set[str]:
         family.logit_cap,
         family.score_cap,
     }
+    fields |= {family.shared_layers}
+    if family.full_heads is not None:
+        fields |= {"per_layer_config"}
     if family.rotated_layers == "listed":
         fields |= {"no_rope_layers", "no_rope_layer_interval"}
     return fields & NEUTRAL.keys()

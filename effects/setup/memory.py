@@ -42,7 +42,7 @@ from attrs import evolve, frozen
 from minfer.blocks.ownership import blocks_for
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import kv_dtype_bytes
-from minfer.effects.models.layout.cache_layout import layout_for
+from minfer.effects.models.layout.cache_layout import layout_for, one_group
 from minfer.effects.models.layout.shapes import (
     activation_bytes,
     captured_tokens,
@@ -161,7 +161,8 @@ def plan_memory(
     specs = [spec] if draft is None else [spec, draft]
     layout = layout_for(spec, sizes.groups)
     token_bytes = layout.layers_a_page * layer_kv_bytes_per_token(spec)
-    token_bytes += 0 if draft is None else kv_bytes_per_token(draft)
+    if draft is not None:
+        token_bytes += one_group(draft).layers_a_page * layer_kv_bytes_per_token(draft)
     block_bytes = token_bytes * sizes.block_size
     if cuda:
         tokens = sizes.max_num_batched_tokens

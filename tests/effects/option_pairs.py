@@ -27,6 +27,8 @@ _QWEN_WINDOW: Final[Option] = (
     {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 3},
 )
 _MIXED: Final[Option] = ({}, {"layer_types": ["full_attention", "sliding_attention"] * 2})
+_SLIDING: Final = ["full_attention", *["sliding_attention"] * 2, "full_attention"]
+_INPUTS: Final = {"hidden_size_per_layer_input": 12}
 _QWEN_MIXED: Final = {**_QWEN_WINDOW[2], **_MIXED[1]}
 _UNROTATED_WINDOW: Final[Option] = tuple(
     {"use_sliding_window": window is not None, "sliding_window": window}
@@ -155,6 +157,33 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
             ({}, {"query_pre_attn_scalar": 9}),
             ({}, {"attn_logit_softcapping": None}, {"attn_logit_softcapping": 5.0}),
             ({}, {"final_logit_softcapping": None}, {"final_logit_softcapping": 9.0}),
+        ),
+    ),
+    "Gemma4": (
+        "plain",
+        (
+            _TIED,
+            _EPS,
+            _HEADS[:2],
+            _BIAS,
+            _WINDOW[1:],
+            ({"layer_types": _SLIDING}, _MIXED[1], {"layer_types": _SLIDING[::-1]}),
+            ({"global_head_dim": 32}, {"global_head_dim": 8}, {"global_head_dim": 16}),
+            (
+                {},
+                {"attention_k_eq_v": True},
+                {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+                {"num_global_key_value_heads": 4},
+            ),
+            # transformers cannot share keys without inputs of layers.
+            (
+                {},
+                _INPUTS,
+                _INPUTS | {"num_kv_shared_layers": 2},
+                _INPUTS | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+            ),
+            ({}, {"final_logit_softcapping": 3.0}),
+            ({}, {"rope_parameters": _OWN_ROPES}),
         ),
     ),
     "Gemma3": (

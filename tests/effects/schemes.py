@@ -54,6 +54,7 @@ CASES: Final = {
     ("Granite", "multipliers"): {},
     ("Olmo2", "norms behind"): {},
     ("Phi3", "partial"): {},
+    ("Gemma4", "shared keys"): {"hidden_size_per_layer_input": 32},
 }
 # Groups of 128 are wider than these models.
 SCHEMES: Final = ("fp8", "fp8_per_block", "int8", "int4-g32", "mxfp4", "nvfp4")

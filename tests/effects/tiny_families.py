@@ -137,6 +137,14 @@ _BY_KIND: Final = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+_GEMMA4: Final = {
+    "sliding_window": WINDOW,
+    "layer_types": _MIXED,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 160,
+}
+_LAYER_INPUTS: Final = {"hidden_size_per_layer_input": 12}
 _EVERY: Final[dict[str, Any]] = {
     "plain": {},
     "tied": _TIED,
@@ -244,6 +252,31 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
             "query_pre_attn_scalar": 9,
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
             "rope_parameters": ROPES["linear"],
+        },
+    },
+    "Gemma4": {
+        "plain": _GEMMA4,
+        "inputs of layers": _GEMMA4 | _LAYER_INPUTS | {"final_logit_softcapping": 3.0},
+        "keys are values": _GEMMA4
+        | _UNTIED
+        | _BIAS
+        | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+        "shared keys": _GEMMA4
+        | _LAYER_INPUTS
+        | {
+            "num_hidden_layers": 6,
+            "num_kv_shared_layers": 3,
+            "layer_types": _MIXED + _MIXED,
+            "use_double_wide_mlp": True,
+        },
+        "small full heads": _GEMMA4
+        | {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "global_head_dim": 8,
+            "num_hidden_layers": 6,
+            "layer_types": [*_MIXED, "full_attention", *_MIXED[1:]],
+            "rope_parameters": _BY_KIND,
         },
     },
     "Gemma3": {
@@ -375,15 +408,17 @@ def save(folder: str, family: str, config: Mapping[str, Any]) -> Any:
     # Made as zeros and ones, which would hide mistakes. Gemma's factors are less 1.
     norms_near_one = family not in ("Gemma2", "Gemma3")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if any(kind in name for kind in ("bias", "norm", "sinks")):
-            torch.nn.init.normal_(tensor, float(norms_near_one and "norm" in name), 0.3)
+        factors = "layer_scalar", "router.scale", "per_expert_scale"
+        near_one = (norms_near_one and "norm" in name) or name.endswith(factors)
+        if near_one or any(kind in name for kind in ("bias", "norm", "sinks")):
+            torch.nn.init.normal_(tensor, float(near_one), 0.3)
     model.save_pretrained(folder)
     return model
 
 
 def class_of(family: str) -> Any:
     """The config class of a family."""
-    name = "Gemma3Text" if family == "Gemma3" else family
+    name = f"{family}Text" if family in ("Gemma3", "Gemma4") else family
     return getattr(transformers, f"{name}Config")
 
 

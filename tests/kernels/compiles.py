@@ -173,6 +173,32 @@ def capped(splits: int) -> None:
     scaled_logits.scale_logits(half(8, 5000), 0.5, 30.0)
 
 
+def wide_heads() -> None:
+    """Heads of 512 dimensions: decode steps, and a chunk."""
+    table, indices, single = ints(9, 32), ints(8), ints(1)
+    q, caches = half(512, 8, 512), (half(32, BLOCK, 1, 512), half(32, BLOCK, 1, 512))
+    for splits in (1, 4):
+        attention.decode_attention(
+            q[:8], *caches, table, indices, indices, 1.0, splits=splits
+        )
+    chunk = single, single, single, single
+    attention.prefill_attention(q, *caches, table, *chunk, 1.0, max_count=512)
+
+
+def keys_of_others() -> None:
+    """Rotation where keys are values, and where keys are of another layer."""
+    norm, turns = Norm(torch.ones(DIM), 1e-6), torch.empty(9, DIM)
+    for tokens in (4, 999):
+        positions = ints(tokens)
+        for keys in (KV_HEADS, 0):
+            arguments = half(tokens, QKV), turns, positions, positions.long(), *cache()
+            rope.rope_and_cache(
+                *(*arguments, HEADS, keys, norm, norm),
+                v_norm=norm if keys else None,
+                keys_are_values=keys > 0,
+            )
+
+
 def sink_tokens(splits: int) -> None:
     """Attention of a window beside sink tokens: a decode step, and a chunk."""
     indices, single, table = ints(8), ints(1), ints(9, 32)
@@ -351,6 +377,7 @@ def main(skip_slow: bool) -> None:
             drafts_to_verify(splits)
             sink_tokens(splits)
             capped(splits)
+        wide_heads()
         mixture(1, None)
         for row in GROUPED_TABLE:
             mixture(4, row.tune)
@@ -358,6 +385,7 @@ def main(skip_slow: bool) -> None:
             latents(heads)
         expanded()
     routers()
+    keys_of_others()
     rows.scatter(ints(99), ints(8))
     peer_sums()
     norm.rms_norm(half(512, HIDDEN), Norm(half(HIDDEN), 1e-6), half(512, HIDDEN))

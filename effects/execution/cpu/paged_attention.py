@@ -36,6 +36,7 @@ from minfer.kernels.leaves import HeadWeights, LatentWeights
 from minfer.kernels.plain import rms_norm
 from minfer.records.plan import Copy
 
+Rotation = tuple[Rope, int]  # and the dimensions of a head that it turns
 # Dtypes of which the attention of torch's CPU kernel returns sums of exponentials.
 MERGEABLE_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -52,19 +53,24 @@ class KVCache:
     scales: Tensor | None  # of INT8: `data` but for the last dimension, float32
     layers: tuple[LayerCache, ...]
     # [positions, 2, 1, head_dim] float32 by rotation: cosines, sines signed for `rotate`
-    ropes: Mapping[Rope, Tensor]
+    ropes: Mapping[Rotation, Tensor]
     step: list[Any] = Factory(list)  # the last batch, its reads, and cosines and sines
+    # Keys and values of the last batch by layer, if layers read those of others.
+    shared: dict[int, Tensor] | None = None
 
     def rotate_and_attend(
         self, batch: Batch, index: int, qkv: Tensor, heads: HeadWeights
     ) -> Tensor:
         """Norm and rotate heads, then `attend`; see `PagedCache`."""
         gqa = heads_of(self.spec, index)
+        if gqa.keys_are_values and gqa.new_kv_heads:
+            qkv = torch.cat((qkv, qkv[:, gqa.q_size :]), 1)
         by_head = qkv.view(qkv.shape[0], -1, gqa.head_dim)
         if not heads.norms_after_rope:
             _norm_each_head(by_head, gqa, heads)
         if gqa.rope is not None:
-            rotate(by_head[:, : -gqa.kv_heads], *self._prepared(batch)[2][gqa.rope])
+            rotated = by_head[:, : gqa.heads + gqa.new_kv_heads]
+            rotate(rotated, *self._prepared(batch)[2][gqa.rope, gqa.rotated])
         if heads.norms_after_rope:
             _norm_each_head(by_head, gqa, heads)
         return self._cast(batch, index, qkv, Heads(gqa, gqa.scale, heads.sinks))
@@ -83,7 +89,7 @@ class KVCache:
         compressed, by_head = latent[:, : mla.rank], query.view(len(query), mla.heads, -1)
         rms_norm(compressed, weights.norm, out=compressed)
         for rotated in (latent[:, None, mla.rank :], by_head[..., mla.plain_dim :]):
-            rotate(rotated, *angles[mla.rope])
+            rotate(rotated, *angles[mla.rope, mla.rotated])
         _keep_finite(batch, latent)
         cache = self.layers[index]
         new = latent.to(cache.dtype)
@@ -116,8 +122,14 @@ class KVCache:
         reads = self._prepared(batch)[1][table, gqa.window, gqa.sink_tokens]
         qkv = qkv.view(qkv.shape[0], -1, gqa.head_dim)
         queries, new = qkv[:, : gqa.heads], qkv[:, gqa.heads :]
-        _keep_finite(batch, new)
-        cache.write(batch.slots[table], new.view(len(new), 2, gqa.kv_heads, gqa.head_dim))
+        if gqa.shares_keys_of is None:
+            _keep_finite(batch, new)
+            new = new.view(len(new), 2, gqa.kv_heads, gqa.head_dim)
+            cache.write(batch.slots[table], new)
+            if self.shared is not None:
+                self.shared[index] = new
+        elif self.shared is not None:
+            new = self.shared[gqa.shares_keys_of]
         if not reads.chunks and reads.groups[0].rows is None:
             return heads.decode(queries, cache, reads.groups[0])
         decode_rows = batch.rows.shape[0]
@@ -130,7 +142,7 @@ class KVCache:
                 out.index_copy_(0, group.rows, heads.decode(picked, cache, group))
         for chunk in reads.chunks:
             span = slice(chunk.first, chunk.last)
-            heads.prefill(qkv[span], cache, chunk, out[span])
+            heads.prefill(queries[span], new[span], cache, chunk, out[span])
         return out
 
     def _prepared(self, batch: Batch) -> list[Any]:
@@ -142,8 +154,8 @@ class KVCache:
             )
             reads = plan_reads(batch, self.data.shape[2], tuple(kinds))
             angles = {
-                rope: table.index_select(0, batch.positions).unbind(1)
-                for rope, table in self.ropes.items()
+                rotation: table.index_select(0, batch.positions).unbind(1)
+                for rotation, table in self.ropes.items()
             }
             self.step[:] = batch, reads, angles
         return self.step
@@ -182,11 +194,12 @@ class KVCache:
 
 
 def _norm_each_head(by_head: Tensor, gqa: GQA, heads: HeadWeights) -> None:
-    """Normalise query and key heads of `by_head` [tokens, heads + 2 * kv_heads, head_dim]
-    in place, if the layer has norms of them.
+    """Normalise heads of queries, keys and values, `by_head` [tokens, heads + 2 *
+    kv_heads, head_dim], in place, if the layer has norms of them.
     """
-    query, key = by_head[:, : gqa.heads], by_head[:, gqa.heads : -gqa.kv_heads]
-    for states, norm in ((query, heads.q_norm), (key, heads.k_norm)):
+    sizes = gqa.heads, gqa.new_kv_heads, gqa.new_kv_heads
+    norms = heads.q_norm, heads.k_norm, heads.v_norm
+    for states, norm in zip(by_head.split_with_sizes(sizes, 1), norms, strict=True):
         if norm is not None:
             rms_norm(states, norm, out=states)
 
@@ -229,9 +242,8 @@ def make_cache(
     covers every position below `max_model_len` (the model's own limit when None) that the
     pool could hold; with windows in all layers, sequences can be longer than the pool.
     """
-    [token] = {group.attention.kv_shape for group in spec.groups}
     layout = one_group(spec) if layout is None else layout
-    layers = layout.layers_a_page
+    layers, token = layout.layers_a_page, slot_shape(spec)
     shape = (layers, blocks, block_size, *token)
     cache_dtype = torch_kv_dtype(dtype or spec.kv_dtype)
     data = _zeros(shape, cache_dtype)
@@ -240,14 +252,39 @@ def make_cache(
     length = max_model_len or spec.max_position_embeddings
     if None in spec.windows:
         length = min(length, blocks * block_size)
-    tables = {
-        rope: rope_table(rope, dim, length) for rope, dim in rotations(spec).items()
-    }
+    tables = {(rope, dim): rope_table(rope, dim, length) for rope, dim in rotations(spec)}
     layer_caches = [
-        LayerCache.of(data[slot], read, None if scales is None else scales[slot])
-        for slot in (place.slot for place in layout.places)
+        LayerCache.of(
+            _stored(data[place.slot], place.share, layer.attention.kv_shape),
+            read,
+            None if scales is None else scales[place.slot],
+        )
+        for place, layer in zip(layout.places, spec.layers, strict=True)
     ]
-    return KVCache(spec, layout, data, scales, tuple(layer_caches), tables)
+    shared: dict[int, Tensor] | None = None
+    if any(layer.attention.shares_keys_of is not None for layer in spec.layers):
+        shared = {}
+    return KVCache(spec, layout, data, scales, tuple(layer_caches), tables, shared=shared)
+
+
+def slot_shape(spec: ModelSpec) -> tuple[int, ...]:
+    """Returns the shape of a token's part of a place for a layer in the cache: that of
+    the layers, if all have the same; else a number of elements.
+    """
+    attentions = [group.attention for group in spec.groups]
+    if not spec.has_mixed_layers:
+        return attentions[0].kv_shape
+    sizes = (a.kv_elements * a.layers_a_slot for a in attentions)
+    return (max(sizes),)
+
+
+def _stored(data: Tensor, share: int, token: tuple[int, ...]) -> Tensor:
+    """Returns a layer's part of its place in the cache: [pages, block_size, *token]."""
+    if data.shape[2:] == token:
+        return data
+    size = prod(token)
+    part = data[..., share * size : (share + 1) * size]
+    return part.view(*part.shape[:-1], *token)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -274,11 +311,11 @@ def latents_of(spec: ModelSpec, index: int) -> MLA:
     return attention
 
 
-def rotations(spec: ModelSpec) -> dict[Rope, int]:
+def rotations(spec: ModelSpec) -> set[Rotation]:
     """Returns the rotations of a model, with the dimensions of a head that they turn."""
     attentions = (group.attention for group in spec.groups)
     return {
-        attention.rope: attention.rotated
+        (attention.rope, attention.rotated)
         for attention in attentions
         if attention.rope is not None
     }
@@ -342,22 +379,26 @@ class Heads:
         return key, value
 
     def prefill(
-        self, qkv: Tensor, cache: LayerCache, chunk: ChunkReads, out: Tensor
+        self,
+        query: Tensor,
+        new: Tensor,
+        cache: LayerCache,
+        chunk: ChunkReads,
+        out: Tensor,
     ) -> None:
-        """Attend with the tokens of one chunk: `qkv` [n, heads + 2 * kv_heads, head_dim]
-        into `out` [n, heads * head_dim].
+        """Attend with the tokens of one chunk: `query` [n, heads, head_dim], whose own
+        keys and values are `new` [n, 2, kv_heads, head_dim], into `out` [n, heads *
+        head_dim].
         """
-        gqa, count = self.gqa, len(qkv)
+        gqa, count = self.gqa, len(query)
         shared = gqa.heads // gqa.kv_heads
         if chunk.blocks is None:
-            kv = qkv[:, gqa.heads :].view(1, count, 2, gqa.kv_heads, gqa.head_dim)
-            key, value = kv.permute(2, 0, 3, 1, 4).unbind(0)
+            key, value = new[None].permute(2, 0, 3, 1, 4).unbind(0)
         else:
             key, value = self._read(cache, chunk.blocks, 1, chunk)
         # [kv_heads, group, n, head_dim]: the key head is the batch, so expanding it
         # copies nothing.
-        query = qkv[:, : gqa.heads].view(count, gqa.kv_heads, shared, gqa.head_dim)
-        query = query.permute(1, 2, 0, 3)
+        query = query.view(count, gqa.kv_heads, shared, gqa.head_dim).permute(1, 2, 0, 3)
         key, value = key.transpose(0, 1), value.transpose(0, 1)
         out_by_head = out.view(count, gqa.kv_heads, shared, gqa.head_dim).permute(
             1, 2, 0, 3

@@ -81,6 +81,12 @@ class GQA:
     stored_qkv: str = ""
     # Tokens at the beginning of a sequence that a query attends to beside its window.
     sink_tokens: int = 0
+    # Values are what keys are before their norm and rotation; and are normalised.
+    keys_are_values: bool = False
+    value_norm: bool = False
+    # The layer before it whose keys and values it reads instead of its own.
+    shares_keys_of: int | None = None
+    layers_a_slot: int = 1  # layers of this size that share a place in the cache
 
     def for_rank(self, rank_info: RankInfo) -> "GQA":
         """Returns the sizes of one rank's heads. Of fewer key heads than ranks, several
@@ -95,6 +101,11 @@ class GQA:
             else rank_info.share(self.kv_heads, "key heads (num_key_value_heads)")
         )
         return evolve(self, heads=heads, kv_heads=kv_heads)
+
+    @property
+    def new_kv_heads(self) -> int:
+        """Key heads that it computes: 0, if it reads those of another layer."""
+        return self.kv_heads if self.shares_keys_of is None else 0
 
     @property
     def q_size(self) -> int:
@@ -121,10 +132,18 @@ class GQA:
     @property
     def qkv(self) -> LinearSizes:
         """The product of queries, keys and values."""
-        names = [self.stored_qkv] if self.stored_qkv else ["q_proj", "k_proj", "v_proj"]
+        names, outputs = (
+            ["q_proj", "k_proj", "v_proj"],
+            [self.q_size, *[self.kv_size] * 2],
+        )
+        if self.stored_qkv:
+            names = [self.stored_qkv]
+        else:
+            count = 3 - self.keys_are_values if self.new_kv_heads else 1
+            names, outputs = names[:count], outputs[:count]
         return LinearSizes(
             names=tuple(f"self_attn.{name}" for name in names),
-            outputs=(self.q_size, self.kv_size, self.kv_size),
+            outputs=tuple(outputs),
             inputs=self.hidden_size,
             shard=Shard.COLUMN,
             bias=self.qkv_bias,
@@ -158,12 +177,12 @@ class GQA:
         """Elements of the norms of queries and keys."""
         if self.qk_norm_over == "all":
             return (self.q_size + self.kv_size) * self.qk_norm
-        return 2 * self.head_dim * self.qk_norm
+        return (2 if self.new_kv_heads else 1) * self.head_dim * self.qk_norm
 
     @property
     def float32_elements(self) -> int:
         """Elements of weights that are in float32 whatever the activations' dtype."""
-        heads = self.qk_norm_elements * self.norms.offset
+        heads = self.qk_norm_elements * self.norms.wide
         heads += self.heads * self.sinks
         return heads + self.norms.float32_elements(self.hidden_size)
 
@@ -262,7 +281,7 @@ def read_gqa(
                 "partial_rotary_factor", f"a quarter of {head_dim}, or more"
             )
     divisor = reader.positive(family.score_scale) if family.score_scale else head_dim
-    scale: float = divisor**-0.5
+    scale: float = divisor**-0.5 if family.scaled_scores else 1.0
     if family.score_multiplier:
         scale = reader.positive(family.score_multiplier, 1.0)
     attention = GQA(
@@ -280,6 +299,7 @@ def read_gqa(
         out_bias=reader.is_set(family.out_bias),
         sinks=family.sinks,
         stored_qkv=family.stored_qkv,
+        value_norm=family.value_norm,
     )
     ropes = {
         kind: evolve(rope, interleaved=family.interleaved_rotary)
@@ -313,7 +333,12 @@ def empty_gqa(sizes: GQA, make: WeightMaker) -> GQAWeights:
         whole_norms=whole_norms,
         heads=HeadWeights(
             q_norm=make.norm(sizes.head_dim, sizes.norms) if each_head else None,
-            k_norm=make.norm(sizes.head_dim, sizes.norms) if each_head else None,
+            k_norm=make.norm(sizes.head_dim, sizes.norms)
+            if each_head and sizes.new_kv_heads
+            else None,
+            v_norm=make.unit_norm(sizes.head_dim, sizes.norms)
+            if sizes.value_norm and sizes.new_kv_heads
+            else None,
             norms_after_rope=sizes.qk_norm_after_rope,
             sinks=make.vector(sizes.heads, "float32") if sizes.sinks else None,
         ),

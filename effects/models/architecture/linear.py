@@ -96,6 +96,7 @@ class NormRule:
     eps: float
     # Checkpoints store factors less 1; the product with them is in float32 (Gemma).
     offset: bool = False
+    float32: bool = False  # the product with factors is in float32 (Gemma 4)
     # Names in a layer of a checkpoint of the norm of the sublayer's input, and of that of
     # its result, before it is added; empty: there is no such norm.
     before_name: str = "input_layernorm"
@@ -108,6 +109,11 @@ class NormRule:
     def of_stream(self) -> "NormRule":
         """The rule of norms of the residual stream, as it is kept."""
         return evolve(self, eps=self.eps / self.residual_multiplier**2)
+
+    @property
+    def wide(self) -> bool:
+        """Whether factors are kept in float32."""
+        return self.offset or self.float32
 
     @property
     def before(self) -> bool:
@@ -125,7 +131,7 @@ class NormRule:
 
     def float32_elements(self, hidden_size: int) -> int:
         """Returns those that are kept in float32."""
-        return self.elements(hidden_size) * self.offset
+        return self.elements(hidden_size) * self.wide
 
 
 @frozen
@@ -222,7 +228,11 @@ class WeightMaker:
 
     def norm(self, size: int, rule: NormRule) -> Norm:
         """Returns a norm of `size` elements."""
-        return Norm(self.vector(size, "float32" if rule.offset else None), rule.eps)
+        return Norm(self.vector(size, "float32" if rule.wide else None), rule.eps)
+
+    def unit_norm(self, size: int, rule: NormRule) -> Norm:
+        """Returns a norm without factors: they are 1."""
+        return Norm(self.vector(size, "float32").fill_(1), rule.eps)
 
     def sublayer_norms(
         self, hidden_size: int, rule: NormRule

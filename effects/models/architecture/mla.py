@@ -173,6 +173,16 @@ class MLA:
     # --- memory -------------------------------------------------------------------------
 
     @property
+    def shares_keys_of(self) -> int | None:
+        """The layer whose latents it reads: it has its own."""
+        return None
+
+    @property
+    def layers_a_slot(self) -> int:
+        """How many such layers share a place in the cache."""
+        return 1
+
+    @property
     def kv_layout(self) -> KvLayout:
         """What the cache holds of a token."""
         return "latents"

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from attrs import evolve
 from torch import Tensor
 
 from minfer.effects.models.architecture.batch import Batch, ChunkedLogits, TappedTokens
 from minfer.effects.models.architecture.cache import PagedCache
-from minfer.effects.models.architecture.layers import attend, feed
+from minfer.effects.models.architecture.layer_inputs import make_layer_inputs
+from minfer.effects.models.architecture.layers import attend, feed, finish
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.product_context import ProductContext
 from minfer.effects.models.architecture.products import norm_linear
@@ -57,7 +57,8 @@ def forward(
     with torch.inference_mode():
         # [tokens, hidden]
         hidden = _enter_stage(spec, weights, batch.tokens, communicator, stage_io)
-        step = ModelStep(batch, cache, communicator, products)
+        inputs = _layer_inputs(spec, weights, batch.tokens, hidden, products)
+        step = ModelStep(batch, cache, communicator, products, inputs)
         for index, (layer, layer_weights) in enumerate(
             zip(spec.layers, weights.layers, strict=True)
         ):
@@ -65,8 +66,9 @@ def forward(
             keep = picked if index == last and spec.rank_info.is_last_stage else None
             hidden = attend(layer_weights, hidden, index, step, keep)
             if keep is not None:
-                step = evolve(step, products=step.products.select(keep))
+                step = step.select(keep)
             feed(layer, layer_weights, hidden, step)
+            finish(layer_weights, hidden, index, step)
         if not spec.rank_info.is_last_stage:
             stage_io.send(hidden)
             return hidden[:0]
@@ -75,6 +77,21 @@ def forward(
         if batch.tap is not None:
             hidden = _copy_tapped_states(batch.tap, hidden, weights.norm)
         return _logits(spec, weights, hidden, step)
+
+
+def _layer_inputs(
+    spec: ModelSpec,
+    weights: Weights,
+    tokens: Tensor,
+    hidden: Tensor,
+    products: ProductContext,
+) -> Tensor | None:
+    """Returns the inputs that layers have beside the residual stream, if they do."""
+    if spec.input_table is None or weights.input_table is None:
+        return None
+    return make_layer_inputs(
+        spec.input_table, weights.input_table, tokens, hidden, products
+    )
 
 
 def _enter_stage(

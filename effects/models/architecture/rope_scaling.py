@@ -7,8 +7,10 @@ frequencies, by `factor`, and keep the high ones: `linear` (Chen et al. 2023) re
 and `fast` times within the original context, llama3 by the number of turns, yarn by the
 index of the frequency. `longrope` (Ding et al. 2024) divides each frequency by a factor
 of its own, and has other factors for contexts longer than the original one; which of the
-two sets the whole engine has follows from its context. Layers without rotation have a
-rope of type `none`, whose angles are all 0, so that the same kernels serve them.
+two sets the whole engine has follows from its context. `proportional` (Gemma 4) turns a
+share of the pairs, the fast ones, by the frequencies that they have among all. Layers
+without rotation have a rope of type `none`, whose angles are all 0, so that the same
+kernels serve them.
 """
 
 import math
@@ -38,6 +40,7 @@ KEYS_OF: Final[Mapping[str, frozenset[str]]] = {
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
     "yarn": _YARN,
     "longrope": frozenset({"factor", "attention_factor", "short_factor", "long_factor"}),
+    "proportional": frozenset({"factor"}),
 }
 # Those of all types of transformers, which families outside the table have.
 ALL_KEYS: Final = _KEYS.union(*KEYS_OF.values(), ("short_mscale", "long_mscale"))
@@ -72,7 +75,11 @@ class Rope:
     is_long: bool = False
 
     def rotary_dim(self, head_dim: int) -> int:
-        """Returns the number of a head's dimensions that are rotated."""
+        """Returns the number of a head's dimensions that are rotated; proportional ropes
+        have frequencies for all, which are 0 for some.
+        """
+        if self.kind == "proportional":
+            return head_dim
         return int(head_dim * self.partial)
 
     def order(self, head_dim: int) -> list[int] | None:
@@ -103,16 +110,18 @@ def parse_ropes(
     bases: RopeBases | None = None,
     partial: bool = False,
     longrope: bool = False,
+    default: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Rope], int]:
     """Returns the rope of each kind of layers, and the context in tokens.
 
     `bases`: each kind has its own (Gemma 3), in transformers 5's form, or in the older
     one, whose scaling is that of full attention. The context is already scaled there.
+    `default` is what a config without such an object has.
     """
     if bases is None:
         rope, context = parse_rope(reader, partial=partial, longrope=longrope)
         return dict.fromkeys(KINDS, rope), context
-    tables = _by_kind(reader, "rope_parameters")
+    tables = _by_kind(reader, "rope_parameters") or default or {}
     thetas = {
         FULL: (reader.config.get("rope_theta"), bases.full),
         SLIDING: (reader.config.get(bases.sliding_key), bases.sliding),
@@ -176,13 +185,15 @@ def parse_rope(
     lengths = rope if reader.is_absent("original_max_position_embeddings") else reader
     original = lengths.size("original_max_position_embeddings", context)
     share = _rotated_share(rope, reader)
-    if share != 1 and not partial:
+    if share != 1 and not partial and kind != "proportional":
         raise _unknown(rope, f"partial_rotary_factor {share} is")
     if kind == "default":
         return Rope(kind, theta, partial=share), context
     if kind == "linear":
         factor = rope.positive("factor", low=1.0)
         return Rope(kind, theta, factor, partial=share), int(factor * context)
+    if kind == "proportional":
+        return Rope(kind, theta, rope.positive("factor", 1.0), partial=share), context
     if kind == "llama3":
         return evolve(_llama3(rope, theta, original), partial=share), context
     if kind == "longrope" and longrope:
@@ -191,8 +202,8 @@ def parse_rope(
         yarn, scaled_context = _yarn(rope, theta, original, context)
         return evolve(yarn, partial=share), scaled_context
     raise rope.refusal(
-        f"rope scaling {kind!r} with base {theta:g} is not supported; default, linear, "
-        f"llama3 and yarn (with a base above 1) are"
+        f"rope scaling {kind!r} with base {theta:g} is not supported; default, "
+        "proportional, linear, llama3 and yarn (with a base above 1) are"
     )
 
 
@@ -348,6 +359,11 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> "Tensor":
 
     if rope.kind == "none":
         return torch.zeros(head_dim // 2)
+    if rope.kind == "proportional":
+        rotated = int(rope.partial * head_dim // 2)
+        exponents = torch.arange(0, 2 * rotated, 2, dtype=torch.float32) / head_dim
+        frequencies = 1.0 / rope.theta**exponents / rope.factor
+        return torch.nn.functional.pad(frequencies, (0, head_dim // 2 - rotated))
     if rope.partial != 1:
         rotary_dim = rope.rotary_dim(head_dim)
         frequencies = inverse_frequencies(evolve(rope, partial=1.0), rotary_dim)

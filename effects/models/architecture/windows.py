@@ -11,6 +11,12 @@ def read_windows(reader: ConfigReader, family: Family) -> tuple[int | None, ...]
     """Returns the window of each layer; None: it attends to all keys. Raises
     `ModelConfigError`, `UnsupportedModelError`.
     """
+    windows = _listed_windows(reader, family)
+    return (*windows[:-1], None) if family.last_full else windows
+
+
+def _listed_windows(reader: ConfigReader, family: Family) -> tuple[int | None, ...]:
+    """Returns the window of each layer, as a config lists them."""
     layers, window = reader.size("num_hidden_layers"), _window(reader, family)
     kinds = reader.config.get("layer_types") if family.windows != "flag" else None
     if kinds is None:

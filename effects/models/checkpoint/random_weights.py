@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 # Random values shared by all tensors: separate ones for each would take ten seconds.
+ONES: Final = ("norm.weight", "layer_scalar")  # how names of tensors end that are 1
 POOL_SIZE: Final = 2_000_003
 
 
@@ -60,7 +61,7 @@ def random_weights(
     offset = 0
     for name, weight_part in model_parts.items():
         rank_part = parts_by_name.get(name)
-        if name.endswith("norm.weight"):
+        if name.endswith(ONES):
             if rank_part is not None:
                 rank_part.part.target.fill_(1.0)
             continue

@@ -64,6 +64,15 @@ class RopeBases:
     sliding_key: str = ""  # of the latter in a config
 
 
+@frozen(kw_only=True)
+class FullHeads:
+    """Keys of sizes that layers without a window have for themselves (Gemma 4)."""
+
+    head_dim: str
+    kv_heads: str  # in use if keys are values
+    keys_are_values: str  # the flag
+
+
 @frozen
 class Family:
     """One row of the family table; see `layers.py` for the types of its layers."""
@@ -95,6 +104,19 @@ class Family:
     score_cap: str = ""  # the key of the cap of attention scores (Gemma 2)
     logit_cap: str = ""  # and of logits
     sinks: bool = False  # a logit of each head that takes part in the softmax (gpt-oss)
+    full_heads: FullHeads | None = None
+    value_norm: bool = False  # values are normalised, without factors
+    # The key of the number of last layers that read keys and values of other layers, and
+    # of a flag that makes their feed-forwards twice as wide.
+    shared_layers: str = ""
+    shared_wide: str = ""
+    scaled_scores: bool = True  # False: scores are not divided by anything
+    last_full: bool = False  # the last layer has no window, whatever a config lists
+    # The key of the width of what each layer gets of a token's embedding, and whether
+    # layers multiply their result with a number.
+    layer_inputs: str = ""
+    layer_scalars: bool = False
+    norm_float32: bool = False  # products with norms' factors are in float32
     norm_offset: bool = False  # checkpoints store norms' factors less 1 (Gemma)
     norm_names: NormNames = NormNames()
     embedding_scale: bool = False  # embeddings times the root of their size (Gemma)

@@ -3,13 +3,26 @@
 from typing import Final
 
 from minfer.effects.models.families.common import BIAS
-from minfer.effects.models.families.family import Family, NormNames, RopeBases
+from minfer.effects.models.families.family import (
+    Family,
+    FullHeads,
+    NormNames,
+    RopeBases,
+)
 
 _NORMS: Final = NormNames(
     after_attention="post_attention_layernorm",
     before_feed="pre_feedforward_layernorm",
     after_feed="post_feedforward_layernorm",
 )
+_GEMMA4_ROPES: Final = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {
+        "rope_type": "proportional",
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 1e6,
+    },
+}
 ROWS: Final = (
     Family(
         "Gemma2ForCausalLM",
@@ -41,6 +54,51 @@ ROWS: Final = (
         norm_names=_NORMS,
         embedding_scale=True,
         score_scale="query_pre_attn_scalar",
+    ),
+    Family(
+        "Gemma4ForCausalLM",
+        "gemma4_text",
+        {
+            "vocab_size": 262144,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "global_head_dim": 512,
+            "max_position_embeddings": 131072,
+            "rope_parameters": _GEMMA4_ROPES,
+            "sliding_window": 512,
+            "sliding_window_pattern": 6,
+            "vocab_size_per_layer_input": 262144,
+            "hidden_size_per_layer_input": 256,
+            "tie_word_embeddings": True,
+            "eos_token_id": 1,
+        },
+        "pattern",
+        BIAS,
+        BIAS,
+        qk_norm=True,
+        activation="gelu_tanh",
+        logit_cap="final_logit_softcapping",
+        full_heads=FullHeads(
+            head_dim="global_head_dim",
+            kv_heads="num_global_key_value_heads",
+            keys_are_values="attention_k_eq_v",
+        ),
+        value_norm=True,
+        shared_layers="num_kv_shared_layers",
+        shared_wide="use_double_wide_mlp",
+        scaled_scores=False,
+        last_full=True,
+        layer_inputs="hidden_size_per_layer_input",
+        layer_scalars=True,
+        norm_float32=True,
+        norm_names=_NORMS,
+        embedding_scale=True,
+        rope_bases=RopeBases(full=1e6, sliding=1e4),
+        prefixes=("language_model.",),
     ),
     Family(
         "Gemma3ForCausalLM",

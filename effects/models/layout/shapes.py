@@ -35,6 +35,8 @@ def parameter_count(spec: ModelSpec) -> int:
         return spec.parameters
     rows = spec.embed_rows + (0 if spec.tie_word_embeddings else spec.head_rows)
     embeddings = rows * spec.hidden_size
+    if spec.input_table is not None:
+        embeddings += spec.input_table.parameters
     return sum(layer.parameters for layer in spec.layers) + embeddings + spec.hidden_size
 
 
@@ -47,7 +49,9 @@ def weight_bytes(spec: ModelSpec, *, cuda: bool) -> int:
         stored += sizes.matrix_bytes(scheme, spec.dtype, cuda=cuda)
         elements += sizes.matrix_elements
     num_float32 = sum(layer.float32_elements for layer in spec.layers)
-    num_float32 += spec.hidden_size * spec.norms.offset
+    num_float32 += spec.hidden_size * spec.norms.wide
+    if spec.input_table is not None:
+        num_float32 += spec.input_table.width * spec.norms.wide
     num_others = parameter_count(spec) - elements - num_float32
     return stored + num_others * element + num_float32 * 4
 
@@ -58,8 +62,13 @@ def kv_bytes_per_token(spec: ModelSpec) -> int:
 
 
 def layer_kv_bytes_per_token(spec: ModelSpec) -> int:
-    """Returns the bytes of one token in the cache of one layer, at most."""
-    return max(kv_format.layer_bytes for kv_format in spec.kv_formats)
+    """Returns the bytes of one token in the place of one layer in the cache, at most;
+    several smaller layers may share one.
+    """
+    return max(
+        kv_format.layer_bytes * group.attention.layers_a_slot
+        for group, kv_format in zip(spec.groups, spec.kv_formats, strict=True)
+    )
 
 
 def padded_tokens(count: int) -> int:
@@ -128,6 +137,7 @@ def activation_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     )
     feed_forward = _widest_feed_forward(spec) * element
     token = 2 * spec.hidden_size * element + max(attention, feed_forward)
+    token += _layer_input_elements(spec) * element
     # Logits, their float32 copy, noise, a sorted or masked copy, a shaped one.
     row = spec.vocab_size * (element + 4 * 4)
     rope = 2 * _rope_bytes(spec, sizes)
@@ -195,7 +205,7 @@ def cuda_activation_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> 
     attentions = [group.attention for group in spec.groups]
     max_attention = max(attention.cuda_activation_elements for attention in attentions)
     widest = max(max_attention, _widest_feed_forward(spec))
-    token = element * (3 * spec.hidden_size + widest)
+    token = element * (3 * spec.hidden_size + widest + _layer_input_elements(spec))
     # And the ids that top-k and top-p keep, and shaped ones in float32.
     logits = spec.vocab_size * (element + 4 + 4)
     tables = 4 * sizes.max_num_seqs * (sizes.max_model_len // sizes.block_size + 1)
@@ -288,6 +298,11 @@ def _rope_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     tables = {(group.attention.rope, group.attention.rotated) for group in spec.groups}
     widths = sum(width for rope, width in tables if rope is not None)
     return sizes.max_model_len * widths * 4
+
+
+def _layer_input_elements(spec: ModelSpec) -> int:
+    """Returns the elements of a token's inputs of layers, as they are made."""
+    return 0 if spec.input_table is None else 3 * spec.input_table.line
 
 
 def _widest_feed_forward(spec: ModelSpec) -> int:

@@ -32,6 +32,7 @@ RICH = {
     "GptOss": "alternate",
     "Gemma2": "caps",
     "Gemma3": "ropes",
+    "Gemma4": "shared keys",
     "Granite": "multipliers",
     "SmolLM3": "windows",
     "GraniteMoe": "multipliers",
@@ -57,6 +58,7 @@ OTHER: dict[str, Any] = {  # values for fields that are absent
     "hidden_act": "gelu",
     "hidden_activation": "gelu",
     "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 123.0},
+    "per_layer_config": {"1": {"head_dim": 64}},
     "tie_word_embeddings": None,
 }
 DENSE = {"mlp_only_layers": [0]}  # so that the width of dense layers matters
