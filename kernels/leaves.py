@@ -342,6 +342,8 @@ class ExpertRouter:
     bias: "Tensor | None" = None  # [experts], of the logits
     # [experts] float32: added to scores to choose, not in the weights
     correction: "Tensor | None" = None
+    # [experts]: multiplies the weights of chosen experts
+    expert_scale: "Tensor | None" = None
     rule: RoutingRule
     # The first of this rank's experts, and how many it has: ids of chosen ones count from
     # there, and those of others are -1. None: it has all.

@@ -66,7 +66,6 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     # Text attends to what is before it alone under "vision".
     "gemma4_text": {
         "use_bidirectional_attention": ("vision",),
-        "enable_moe_block": (False,),
         "rope_scaling": (),
     },
     "glm4_moe_lite": {"topk_method": ("noaux_tc",)},
@@ -98,7 +97,6 @@ INERT_OF: Final[Mapping[str, frozenset[str]]] = {
     "deepseek_v2": _MLA | {"norm_topk_prob"},
     "deepseek_v3": _MLA,
     "glm4_moe_lite": _MLA,
-    "gemma4_text": frozenset({"num_experts", "top_k_experts", "moe_intermediate_size"}),
     "youtu": _MLA | {"embedding_initializer_range"},
     "gpt_oss": frozenset({"hidden_act"}),
 }

@@ -28,6 +28,12 @@ _QWEN_WINDOW: Final[Option] = (
 )
 _MIXED: Final[Option] = ({}, {"layer_types": ["full_attention", "sliding_attention"] * 2})
 _SLIDING: Final = ["full_attention", *["sliding_attention"] * 2, "full_attention"]
+_GEMMA4_EXPERTS: Final = {
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 24,
+}
 _INPUTS: Final = {"hidden_size_per_layer_input": 12}
 _QWEN_MIXED: Final = {**_QWEN_WINDOW[2], **_MIXED[1]}
 _UNROTATED_WINDOW: Final[Option] = tuple(
@@ -184,6 +190,7 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
             ),
             ({}, {"final_logit_softcapping": 3.0}),
             ({}, {"rope_parameters": _OWN_ROPES}),
+            ({}, _GEMMA4_EXPERTS, _GEMMA4_EXPERTS | {"top_k_experts": 1}),
         ),
     ),
     "Gemma3": (

@@ -55,6 +55,10 @@ CASES: Final = {
     ("Olmo2", "norms behind"): {},
     ("Phi3", "partial"): {},
     ("Gemma4", "shared keys"): {"hidden_size_per_layer_input": 32},
+    ("Gemma4", "all"): {
+        "hidden_size_per_layer_input": 32,
+        "moe_intermediate_size": 32,
+    },
 }
 # Groups of 128 are wider than these models.
 SCHEMES: Final = ("fp8", "fp8_per_block", "int8", "int4-g32", "mxfp4", "nvfp4")

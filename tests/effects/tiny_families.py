@@ -144,6 +144,12 @@ _GEMMA4: Final = {
     "hidden_size_per_layer_input": 0,
     "vocab_size_per_layer_input": 160,
 }
+_GEMMA4_EXPERTS: Final = {
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 24,
+}
 _LAYER_INPUTS: Final = {"hidden_size_per_layer_input": 12}
 _EVERY: Final[dict[str, Any]] = {
     "plain": {},
@@ -268,6 +274,22 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
             "num_kv_shared_layers": 3,
             "layer_types": _MIXED + _MIXED,
             "use_double_wide_mlp": True,
+        },
+        "experts": _GEMMA4 | _GEMMA4_EXPERTS,
+        "all": _GEMMA4
+        | _GEMMA4_EXPERTS
+        | _LAYER_INPUTS
+        | _BIAS
+        | _UNTIED
+        | {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "num_hidden_layers": 6,
+            "num_kv_shared_layers": 3,
+            "layer_types": _MIXED + _MIXED,
+            "use_double_wide_mlp": True,
+            "top_k_experts": 1,
+            "final_logit_softcapping": 3.0,
         },
         "small full heads": _GEMMA4
         | {

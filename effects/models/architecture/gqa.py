@@ -132,13 +132,9 @@ class GQA:
     @property
     def qkv(self) -> LinearSizes:
         """The product of queries, keys and values."""
-        names, outputs = (
-            ["q_proj", "k_proj", "v_proj"],
-            [self.q_size, *[self.kv_size] * 2],
-        )
-        if self.stored_qkv:
-            names = [self.stored_qkv]
-        else:
+        names = [self.stored_qkv] if self.stored_qkv else ["q_proj", "k_proj", "v_proj"]
+        outputs = [self.q_size, self.kv_size, self.kv_size]
+        if not self.stored_qkv:
             count = 3 - self.keys_are_values if self.new_kv_heads else 1
             names, outputs = names[:count], outputs[:count]
         return LinearSizes(
@@ -185,6 +181,11 @@ class GQA:
         heads = self.qk_norm_elements * self.norms.wide
         heads += self.heads * self.sinks
         return heads + self.norms.float32_elements(self.hidden_size)
+
+    @property
+    def unit_elements(self) -> int:
+        """Factors of 1, in float32, of norms that have none in a checkpoint."""
+        return self.head_dim if self.value_norm and self.new_kv_heads else 0
 
     # --- memory -------------------------------------------------------------------------
 
@@ -337,7 +338,7 @@ def empty_gqa(sizes: GQA, make: WeightMaker) -> GQAWeights:
             if each_head and sizes.new_kv_heads
             else None,
             v_norm=make.unit_norm(sizes.head_dim, sizes.norms)
-            if sizes.value_norm and sizes.new_kv_heads
+            if sizes.unit_elements
             else None,
             norms_after_rope=sizes.qk_norm_after_rope,
             sinks=make.vector(sizes.heads, "float32") if sizes.sinks else None,

@@ -201,11 +201,19 @@ def _with_shared_wide(
     keys.
     """
     return [
-        evolve(feed_forward, intermediate_size=2 * feed_forward.intermediate_size)
-        if attention.shares_keys_of is not None and isinstance(feed_forward, Dense)
-        else feed_forward
+        feed_forward if attention.shares_keys_of is None else _twice_as_wide(feed_forward)
         for feed_forward, attention in zip(feed_forwards, attentions, strict=True)
     ]
+
+
+def _twice_as_wide(feed_forward: FeedForward) -> FeedForward:
+    """Returns a dense feed-forward, or experts with one beside them, twice as wide."""
+    if isinstance(feed_forward, Dense):
+        return evolve(feed_forward, intermediate_size=2 * feed_forward.intermediate_size)
+    if (beside := feed_forward.beside) is None:
+        return feed_forward
+    wide = evolve(beside, intermediate_size=2 * beside.intermediate_size)
+    return evolve(feed_forward, beside=wide)
 
 
 def _read_layer_input(
@@ -222,7 +230,7 @@ def _feed_forwards(
 ) -> list[FeedForward]:
     """Returns the feed-forward of each layer."""
     keys = family.experts
-    if keys is None:
+    if keys is None or (keys.enabled and not reader.flag(keys.enabled)):
         return [read_dense(reader, family, norms)] * layers
     num_dense = reader.size(keys.first_dense, 0, low=0) if keys.first_dense else 0
     sparse_step = reader.size("decoder_sparse_step", 1)

@@ -173,6 +173,11 @@ class MLA:
     # --- memory -------------------------------------------------------------------------
 
     @property
+    def unit_elements(self) -> int:
+        """Factors of 1 of norms that have none in a checkpoint: there are no such."""
+        return 0
+
+    @property
     def shares_keys_of(self) -> int | None:
         """The layer whose latents it reads: it has its own."""
         return None

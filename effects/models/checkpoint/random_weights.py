@@ -24,7 +24,14 @@ if TYPE_CHECKING:
     import torch
 
 # Random values shared by all tensors: separate ones for each would take ten seconds.
-ONES: Final = ("norm.weight", "layer_scalar")  # how names of tensors end that are 1
+ONES: Final = (  # how names of tensors end that are 1
+    "norm.weight",
+    "layernorm_1.weight",
+    "layernorm_2.weight",
+    "layer_scalar",
+    "router.scale",
+    "per_expert_scale",
+)
 POOL_SIZE: Final = 2_000_003
 
 

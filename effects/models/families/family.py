@@ -13,6 +13,18 @@ from minfer.kernels.leaves import Activation
 
 
 @frozen(kw_only=True)
+class NormsBeside:
+    """Names of norms in a layer of a checkpoint whose experts are beside a dense
+    feed-forward (Gemma 4): that of the experts' input, and those of the results of both,
+    before they are added.
+    """
+
+    experts: str
+    dense_result: str
+    experts_result: str
+
+
+@frozen(kw_only=True)
 class ExpertKeys:
     """How the configs of a family name what its experts are, and its checkpoints their
     tensors.
@@ -41,6 +53,10 @@ class ExpertKeys:
     shared_matrices: tuple[str, str] = ("", "down_proj")
     # Stacked tensors are [experts, in, out], and gates alternate with ups.
     transposed: bool = False
+    stacked: bool = False  # published checkpoints have those of all experts as one
+    top_k: str = "num_experts_per_tok"  # the key of the number of a token's experts
+    enabled: str = ""  # the flag without which all layers are dense
+    beside: "NormsBeside | None" = None  # experts are beside a dense feed-forward
 
 
 @frozen(kw_only=True)

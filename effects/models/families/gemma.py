@@ -4,9 +4,11 @@ from typing import Final
 
 from minfer.effects.models.families.common import BIAS
 from minfer.effects.models.families.family import (
+    ExpertKeys,
     Family,
     FullHeads,
     NormNames,
+    NormsBeside,
     RopeBases,
 )
 
@@ -81,6 +83,20 @@ ROWS: Final = (
         BIAS,
         qk_norm=True,
         activation="gelu_tanh",
+        experts=ExpertKeys(
+            count=("num_experts",),
+            normalise=True,
+            top_k="top_k_experts",
+            enabled="enable_moe_block",
+            router="router.proj",
+            experts="experts",
+            stacked=True,
+            beside=NormsBeside(
+                experts="pre_feedforward_layernorm_2",
+                dense_result="post_feedforward_layernorm_1",
+                experts_result="post_feedforward_layernorm_2",
+            ),
+        ),
         logit_cap="final_logit_softcapping",
         full_heads=FullHeads(
             head_dim="global_head_dim",

@@ -53,7 +53,8 @@ def weight_bytes(spec: ModelSpec, *, cuda: bool) -> int:
     if spec.input_table is not None:
         num_float32 += spec.input_table.width * spec.norms.wide
     num_others = parameter_count(spec) - elements - num_float32
-    return stored + num_others * element + num_float32 * 4
+    num_units = sum(layer.attention.unit_elements for layer in spec.layers)
+    return stored + num_others * element + (num_float32 + num_units) * 4
 
 
 def kv_bytes_per_token(spec: ModelSpec) -> int:

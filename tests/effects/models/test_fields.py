@@ -32,7 +32,7 @@ RICH = {
     "GptOss": "alternate",
     "Gemma2": "caps",
     "Gemma3": "ropes",
-    "Gemma4": "shared keys",
+    "Gemma4": "all",
     "Granite": "multipliers",
     "SmolLM3": "windows",
     "GraniteMoe": "multipliers",
