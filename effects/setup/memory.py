@@ -357,7 +357,7 @@ def describe(
         (other_memory[0], f"{size_text(other_memory[1])} (estimated)"),
         ("KV cache", f"{size_text(plan.kv_cache)} in {plan.num_blocks} blocks"),
         ("in all", f"{size_text(plan.total)} {limit}"),
-        *(("KV format", kv_format.text) for kv_format in plan.spec.kv_formats),
+        *(("KV format", kept.text) for kept in plan.spec.kv_formats if kept.layers),
         *_kv_rows(plan),
         ("largest context here", f"{plan.largest_context} tokens at batch 1"),
     ]
