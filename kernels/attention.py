@@ -93,6 +93,7 @@ def decode_attention(
     scale: float,
     *,
     window: int = 0,
+    chunked: bool = False,
     sink_tokens: int = 0,
     sinks: Tensor | None = None,
     scales: CacheScales | None = None,
@@ -108,8 +109,9 @@ def decode_attention(
     block_size, kv_heads, head_dim], the query's own key and value already written; table
     [max_rows, max_blocks] int32, of which sequence i uses row rows[i]; contexts [batch],
     the tokens each attends to (0 gives zeros). window > 0: only the last `window` of
-    them, and the first `sink_tokens` of the sequence. Table entries outside are never
-    read. scale > 0 multiplies the scores. sinks [heads] float32 (gpt-oss' attention
+    them, and the first `sink_tokens` of the sequence; with `chunked`, those in its own
+    chunk of `window` positions (then without sink_tokens). Table entries outside are
+    never read. scale > 0 multiplies the scores. sinks [heads] float32 (gpt-oss' attention
     sinks): one more logit of each head, whose weight goes to no value. cap > 0: scores
     are cap * tanh(score / cap). Caches are of the dtype of q or of 8 bits
     (cache_numbers.py): FP8, or INT8 with its scales.
@@ -131,6 +133,7 @@ def decode_attention(
             offsets=torch.arange(len(q), device=q.device),
             scale=scale,
             window=window,
+            chunked=chunked,
             sink_tokens=sink_tokens,
             sinks=sinks,
             scales=scales,
@@ -152,6 +155,7 @@ def decode_attention(
         offsets=None,
         scale=scale,
         window=window,
+        chunked=chunked,
         sink_tokens=sink_tokens,
         sinks=sinks,
         scales=scales,
@@ -178,6 +182,7 @@ def prefill_attention(
     scale: float,
     *,
     window: int = 0,
+    chunked: bool = False,
     sink_tokens: int = 0,
     sinks: Tensor | None = None,
     scales: CacheScales | None = None,
@@ -216,6 +221,7 @@ def prefill_attention(
             offsets=offsets,
             scale=scale,
             window=window,
+            chunked=chunked,
             sink_tokens=sink_tokens,
             sinks=sinks,
             scales=scales,
@@ -237,6 +243,7 @@ def prefill_attention(
         offsets=offsets,
         scale=scale,
         window=window,
+        chunked=chunked,
         sink_tokens=sink_tokens,
         sinks=sinks,
         scales=scales,
@@ -264,6 +271,7 @@ def _launch(
     offsets: Tensor | None,
     scale: float,
     window: int,
+    chunked: bool,
     sink_tokens: int,
     sinks: Tensor | None,
     scales: CacheScales | None,
@@ -342,6 +350,7 @@ def _launch(
         depth=max(1, at_once // (merge_rows * dim_pad)),
         drafted=draft_layout is not None,
         sink_tokens=sink_tokens if window else 0,
+        chunked=chunked,
         num_warps=warps,
         num_stages=stages,
         launch_pdl=early(q),
@@ -418,6 +427,7 @@ def attention_reference(
     sink_tokens: int = 0,
     scales: CacheScales | None = None,
     cap: float | None = None,
+    chunked: bool = False,
 ) -> Tensor:
     """`prefill_attention` in plain torch, float32 inside; decode is chunks of one
     token.
@@ -427,6 +437,8 @@ def attention_reference(
     chunks = torch.stack([column.long() for column in (rows, starts, counts, offsets)], 1)
     for row, start, count, offset in chunks.tolist():
         first = max(0, start - window + 1) if window else 0
+        if chunked:
+            first = start // window * window
         sink_positions = torch.arange(min(sink_tokens, first), device=q.device)
         tokens = torch.arange(first, start + count, device=q.device)
         tokens = torch.cat((sink_positions, tokens))
@@ -459,9 +471,12 @@ def attention_reference(
         scores = torch.einsum("qhgd,khd->hgqk", query, key) * scale
         if cap is not None:
             scores = (scores / cap).tanh_() * cap
-        distance = torch.arange(start, start + count, device=q.device)[:, None] - tokens
+        positions = torch.arange(start, start + count, device=q.device)[:, None]
+        distance = positions - tokens
         unseen = distance < 0
-        if window:
+        if chunked:
+            unseen |= tokens < positions // window * window
+        elif window:
             unseen |= (distance >= window) & (tokens >= sink_tokens)
         scores = scores.masked_fill(unseen, -math.inf)
         if sinks is not None:

@@ -73,6 +73,28 @@ def tanh(x):
 
 
 @triton.jit
+def _first_visible(position, window: tl.constexpr, chunked: tl.constexpr):
+    """The first key that a query at `position` attends to: of its window, or, with
+    `chunked`, of the chunk of `window` positions that it is in.
+    """
+    if chunked:
+        return tl.maximum(position // window * window, 0)
+    return tl.maximum(position - window + 1, 0)
+
+
+@triton.jit
+def _visible(tokens, positions, window: tl.constexpr, chunked: tl.constexpr):
+    """Which keys `tokens` [tile] the queries at `positions` [rows] attend to."""
+    visible = tokens[None, :] <= positions[:, None]
+    if chunked:
+        first_visible = _first_visible(positions, window, chunked)
+        visible = visible & (tokens[None, :] >= first_visible[:, None])
+    elif window > 0:
+        visible = visible & (tokens[None, :] > positions[:, None] - window)
+    return visible
+
+
+@triton.jit
 def _scan(
     q,
     unit,
@@ -86,6 +108,7 @@ def _scan(
     scale,
     cap_scale,
     window: tl.constexpr,
+    chunked: tl.constexpr,
     masked: tl.constexpr,
     drafted: tl.constexpr,
     scaled: tl.constexpr,
@@ -142,9 +165,7 @@ def _scan(
         if cap_scale is not None:
             scores = tanh(scores * cap_scale)
         if masked:
-            visible = tokens[None, :] <= positions[:, None]
-            if window > 0:
-                visible = visible & (tokens[None, :] > positions[:, None] - window)
+            visible = _visible(tokens, positions, window, chunked)
             scores = tl.where(visible, scores, float("-inf"))
             if drafted:
                 accepted = tokens <= context.accepted_until
@@ -245,6 +266,7 @@ def _scan_whole(
     scale,
     cap_scale,
     window: tl.constexpr,
+    chunked: tl.constexpr,
     drafted: tl.constexpr,
     scaled: tl.constexpr,
     block_size: tl.constexpr,
@@ -260,7 +282,7 @@ def _scan_whole(
     # Tiles that the window cuts for some row; then those that all rows see completely.
     cut = lo
     if window > 0:
-        cut = tl.minimum(tl.cdiv(tl.maximum(last - window + 1, 0), tile), hi)
+        cut = tl.minimum(tl.cdiv(_first_visible(last, window, chunked), tile), hi)
         softmax = _scan(
             q,
             unit,
@@ -274,6 +296,7 @@ def _scan_whole(
             scale,
             cap_scale,
             window,
+            chunked,
             True,
             drafted,
             scaled,
@@ -296,6 +319,7 @@ def _scan_whole(
         scale,
         cap_scale,
         window,
+        chunked,
         False,
         drafted,
         scaled,
@@ -346,6 +370,7 @@ def _scan_sinks(
         scale,
         cap_scale,
         0,
+        False,
         True,
         drafted,
         scaled,
@@ -416,6 +441,7 @@ def attend(
     depth: tl.constexpr,
     drafted: tl.constexpr,
     sink_tokens: tl.constexpr,
+    chunked: tl.constexpr,
 ):
     """Grid [tiles of rows * splits, chunks, kv_heads].
 
@@ -425,6 +451,7 @@ def attend(
     block_size, kv_heads] float32, or None. sinks [heads] float32, or None: gpt-oss'
     attention sinks, one more logit of each head, times log2(e); the first range has it.
     sink_tokens: how many keys at the beginning of a sequence are read beside the window.
+    chunked: positions are in chunks of `window`, and queries attend within theirs.
     cap_scale: of capped scores, which `scale` multiplies after their tanh; or None.
 
     arrivals: a zero for each tile of rows, chunk and key head; zero again afterwards.
@@ -468,7 +495,7 @@ def attend(
         top = tl.where(range_index == 0, sink, top)
         total = tl.where(range_index == 0, 1.0, total)
     softmax = Softmax(acc, top, total)
-    first_key = tl.maximum(first - window + 1, 0) if window > 0 else 0
+    first_key = _first_visible(first, window, chunked) if window > 0 else 0
     scaled: tl.constexpr = k_scales is not None
     context = HeadPages(
         start,
@@ -525,6 +552,7 @@ def attend(
             scale,
             cap_scale,
             window,
+            chunked,
             drafted,
             scaled,
             block_size,
@@ -545,6 +573,7 @@ def attend(
         scale,
         cap_scale,
         window,
+        chunked,
         True,
         drafted,
         scaled,

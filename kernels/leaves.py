@@ -326,6 +326,8 @@ class RoutingRule:
 
     top_k: int
     scores: Literal["softmax", "sigmoid"] = "softmax"
+    # Logits choose, not scores, which are equal where float32 rounds them to 1.
+    by_logits: bool = False
     normalise: bool = True  # weights of the chosen experts sum to 1
     scaling: float = 1.0  # multiplies the weights
     groups: int = 1  # of equally many consecutive experts
@@ -368,3 +370,4 @@ class Experts:
     gate_up: Linear  # 2 * inter outputs: gates, then what they multiply
     down: Linear  # hidden outputs
     activation: Activation = "silu"
+    weighs_inputs: bool = False  # a choice's weights multiply inputs, not outputs

@@ -39,6 +39,7 @@ def _rope(
     q_norm,
     k_norm,
     v_norm,
+    query_scales,
     eps,
     heads,
     kv_heads,
@@ -105,6 +106,11 @@ def _rope(
         second = right.to(tl.float32)
     low = tl.where(value, first, turned_low)
     high = tl.where(value, second, turned_high)
+    if query_scales is not None:
+        query_scale = tl.load(query_scales + place, mask=row_mask, other=1.0)
+        query_scale = tl.where(query, query_scale, 1.0)[:, None]
+        low *= query_scale
+        high *= query_scale
     slot = tl.load(slots + token, mask=row_mask, other=-1).to(tl.int64)[:, None]
     number = head - heads - tl.where(value, kv_heads, 0)
     cache = (
@@ -174,6 +180,7 @@ def rope_and_cache(
     v_norm: Norm | None = None,
     *,
     norms_last: bool = False,
+    query_scales: Tensor | None = None,
     keys_are_values: bool = False,
 ) -> None:
     """Rotate queries in `qkv` [tokens, (heads + 2 kv_heads) * dim] in place, and write
@@ -185,7 +192,8 @@ def rope_and_cache(
     (cache_numbers.py), with `scales` if INT8. `q_norm` and `k_norm` [dim]: both or
     neither, before the rotation unless `norms_last`; beside them, before it, `v_norm`, of
     values. keys_are_values: qkv has no values, they are the keys as they are in it.
-    kv_heads 0: nothing is written. Computes in float32; keys and values in `qkv` stay as
+    kv_heads 0: nothing is written. `query_scales` [positions] float32: factors of rotated
+    queries. Computes in float32; keys and values in `qkv` stay as
     they are.
     """
     if not on_triton(qkv):
@@ -203,6 +211,7 @@ def rope_and_cache(
             scales,
             v_norm,
             norms_last=norms_last,
+            query_scales=query_scales,
             keys_are_values=keys_are_values,
         )
         return
@@ -224,6 +233,7 @@ def rope_and_cache(
         q_norm=None if q_norm is None else q_norm.weight,
         k_norm=None if k_norm is None else k_norm.weight,
         v_norm=None if v_norm is None else v_norm.weight,
+        query_scales=query_scales,
         eps=0.0 if q_norm is None else q_norm.eps,
         heads=heads,
         kv_heads=kv_heads,
@@ -255,6 +265,7 @@ def _reference(
     v_norm: Norm | None,
     *,
     norms_last: bool,
+    query_scales: Tensor | None,
     keys_are_values: bool,
 ) -> None:
     """`rope_and_cache` in plain torch."""
@@ -271,7 +282,10 @@ def _reference(
     by_head = qkv.view(len(qkv), -1, cos_sin.shape[1])
     query, key = by_head[:, :heads], by_head[:, heads : heads + kv_heads]
     value = key if keys_are_values else by_head[:, heads + kv_heads :]
-    query.copy_(rotate(query, q_norm))
+    rotated = rotate(query, q_norm)
+    if query_scales is not None:
+        rotated *= query_scales[positions.long(), None, None]
+    query.copy_(rotated)
     if not kv_heads:
         return
     written = slots >= 0

@@ -70,6 +70,7 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     },
     "glm4_moe_lite": {"topk_method": ("noaux_tc",)},
     "glm4_moe": {"topk_method": ("noaux_tc",)},
+    "mistral4": {"topk_method": ()},
 }
 # Fields of transformers' classes, by `model_type`, that their forwards do not read.
 UNREAD: Final[Mapping[str, frozenset[str]]] = {
@@ -86,7 +87,8 @@ _NAMES: Final = (
     "bos_token_id pad_token_id eos_token_id initial_context_length cache_implementation "
     "boi_token_index eoi_token_index image_token_index mm_tokens_per_image "
     "vision_config experts_per_token return_dict problem_type id2label label2id "
-    "chunk_size_feed_forward is_encoder_decoder _sliding_window_pattern"
+    "for_llm_compressor chunk_size_feed_forward is_encoder_decoder "
+    "_sliding_window_pattern"
 )
 # Fields that do not change the logits of any family.
 INERT: Final = frozenset(f"{_TRAINING} {_OUTPUTS} {_NAMES}".split())
@@ -97,6 +99,7 @@ INERT_OF: Final[Mapping[str, frozenset[str]]] = {
     "deepseek_v2": _MLA | {"norm_topk_prob"},
     "deepseek_v3": _MLA,
     "glm4_moe_lite": _MLA,
+    "mistral4": _MLA,
     "youtu": _MLA | {"embedding_initializer_range"},
     "gpt_oss": frozenset({"hidden_act"}),
 }
@@ -124,6 +127,8 @@ def fields_read(family: Family) -> set[str]:
         family.logit_cap,
         family.score_cap,
     }
+    if family.windows == "chunked":
+        fields.add("attention_chunk_size")
     fields |= {family.shared_layers}
     if family.full_heads is not None:
         fields |= {"per_layer_config"}

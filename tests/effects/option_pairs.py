@@ -67,6 +67,11 @@ _MLA_DIMS: Final[Option] = (
     {"qk_nope_head_dim": 16, "v_head_dim": 24, "kv_lora_rank": 16},
 )
 _MLA: Final = (_TIED, _EPS, _BIAS, _QUERIES, _MLA_ROPE, _MLA_DIMS, _FIRST, _SCALED)
+_SCALED_ROPE: Final[Option] = tuple(
+    {"rope_parameters": ROPES[name] | beta | {"original_max_position_embeddings": 8}}
+    for name in ("yarn", "linear", "default")
+    for beta in ({"llama_4_scaling_beta": 0.7}, {"llama_4_scaling_beta": 2.0})
+)
 _LIMITED: Final[Option] = tuple(
     {**groups, "topk_method": "group_limited_greedy"} for groups in _GROUPS
 )
@@ -99,8 +104,31 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
     "Qwen2": ("plain", (*_EVERY, (*_QWEN_WINDOW, _QWEN_MIXED))),
     "Qwen3": ("plain", (*_EVERY, _BIAS, _DIM, _QWEN_WINDOW)),
     "Llama": ("plain", (*_EVERY, _BIAS, _DIM, ({}, {"mlp_bias": True}))),
+    "Llama4": (
+        "chunks",
+        (
+            *(_TIED, _EPS, _HEADS, _ROPE, _BIAS, _DIM, _TOP),
+            (*({"attention_chunk_size": size} for size in (WINDOW, 7, None)),),
+            ({}, {"use_qk_norm": False}),
+            ({}, {"no_rope_layers": [0, 1, 0, 1]}, {"no_rope_layer_interval": 1}),
+            ({}, {"moe_layers": [1]}, {"interleave_moe_layer_step": 2}),
+            ({}, {"attn_temperature_tuning": False}, {"attn_scale": 0.3}),
+            ({}, {"floor_scale": 3}),
+        ),
+    ),
     "Mistral": ("plain", (*_EVERY, _DIM, _WINDOW)),
     "Ministral": ("windows", (*_EVERY, _DIM, _WINDOW, _MIXED)),
+    "Ministral3": (
+        "scaled queries",
+        (_TIED, _EPS, _HEADS, _DIM, _WINDOW, _SCALED_ROPE),
+    ),
+    "Mistral4": (
+        "experts",
+        (
+            *(_TIED, _EPS, _BIAS, _QUERIES, _SCALED_ROPE[:4], _MLA_DIMS, _FIRST),
+            *(_SCALED, _GROUPS, _NORMALISED, _SHARED, ({}, {"rope_interleave": False})),
+        ),
+    ),
     "Mixtral": ("experts", (*_EVERY, _DIM, _WINDOW, _TOP)),
     "Qwen2Moe": (
         "experts",

@@ -199,14 +199,18 @@ def keys_of_others() -> None:
             )
 
 
-def sink_tokens(splits: int) -> None:
-    """Attention of a window beside sink tokens: a decode step, and a chunk."""
+def limited(splits: int) -> None:
+    """Attention of a window beside sink tokens, and within chunks of positions: a decode
+    step, and inputs of a row.
+    """
     indices, single, table = ints(8), ints(1), ints(9, 32)
-    reads: dict[str, Any] = {"window": 1024, "sink_tokens": 4, "splits": splits}
-    q = half(64, HEADS, DIM)
-    attention.decode_attention(q[:8], *cache(), table, indices, indices, 0.1, **reads)
-    chunk = single, single, single, single
-    attention.prefill_attention(q, *cache(), table, *chunk, 0.1, max_count=64, **reads)
+    q, inputs = half(64, HEADS, DIM), (single, single, single, single)
+    for limit in ({"sink_tokens": 4}, {"chunked": True}):
+        reads: dict[str, Any] = {"window": 1024, "splits": splits, **limit}
+        attention.decode_attention(q[:8], *cache(), table, indices, indices, 0.1, **reads)
+        attention.prefill_attention(
+            q, *cache(), table, *inputs, 0.1, max_count=64, **reads
+        )
 
 
 def eight_bits(skip_slow: bool) -> None:
@@ -278,8 +282,12 @@ def drafts_to_verify(splits: int) -> None:
 
 
 def mixture(tokens: int, tune: ExpertsTune | None) -> None:
-    """Two layers of experts: silu, and clamped with biases."""
-    for hidden, inter, top_k, biased in ((2048, 768, 8, False), (2880, 2880, 4, True)):
+    """Three layers of experts: silu, clamped with biases, and of weighed inputs."""
+    for hidden, inter, top_k, biased in (
+        (2048, 768, 8, False),
+        (2880, 2880, 4, True),
+        (5120, 8192, 1, False),
+    ):
         layer = Experts(
             gate_up=Linear(
                 weight=half(2, 2 * inter, hidden),
@@ -292,6 +300,7 @@ def mixture(tokens: int, tune: ExpertsTune | None) -> None:
                 parts=(hidden,),
             ),
             activation="clamped" if biased else "silu",
+            weighs_inputs=top_k == 1,
         )
         choice = ChosenExperts(ints(tokens, top_k), torch.ones(tokens, top_k))
         x = half(tokens, hidden)
@@ -299,7 +308,7 @@ def mixture(tokens: int, tune: ExpertsTune | None) -> None:
 
 
 def routers() -> None:
-    """Qwen3's, and DeepSeek-V3's, which computes in float32."""
+    """Qwen3's, Llama 4's, and DeepSeek-V3's, which computes in float32."""
     rule = RoutingRule(
         8, "sigmoid", groups=8, kept_groups=4, ranked_by="best_two", scaling=2.5
     )
@@ -309,6 +318,8 @@ def routers() -> None:
         torch.ones(256),
     )
     router.route(x, ExpertRouter(weight=half(128, HIDDEN), rule=RoutingRule(8)))
+    first = RoutingRule(1, "sigmoid", by_logits=True, normalise=False)
+    router.route(x, ExpertRouter(weight=half(128, HIDDEN), rule=first))
     wide = ExpertRouter(weight=torch.empty(256, HIDDEN), correction=correction, rule=rule)
     router.route(x, wide, real)
 
@@ -375,7 +386,7 @@ def main(skip_slow: bool) -> None:
         step(512, chunk=True)
         for splits in (1, 4):
             drafts_to_verify(splits)
-            sink_tokens(splits)
+            limited(splits)
             capped(splits)
         wide_heads()
         mixture(1, None)
@@ -407,6 +418,10 @@ def main(skip_slow: bool) -> None:
         norms,
         norms,
     )
+    rope.rope_and_cache(
+        *(half(4, QKV), turns, indices, indices.long(), *cache(), HEADS, KV_HEADS),
+        query_scales=ones,
+    )
     eight_bits(skip_slow)
     latent = half(4, LATENT + ROTATED), Norm(half(LATENT), 1e-6)
     latent_cache.write_latent(
@@ -415,6 +430,15 @@ def main(skip_slow: bool) -> None:
         *(indices, indices.long()),
         half(32, BLOCK, LATENT + ROTATED),
         half(4, 16, ROTATED),
+    )
+    latent_cache.write_latent(
+        *latent,
+        torch.empty(9, ROTATED),
+        *(indices, indices.long()),
+        half(32, BLOCK, LATENT + ROTATED),
+        half(4, 16, LATENT + ROTATED)[..., LATENT:],
+        query_scales=ones,
+        plain_dim=LATENT,
     )
     values = SamplingValues(ones, indices, ones, ones, ones)
     for logits in (half(4, VOCAB), *[torch.empty(4, VOCAB)] * (not skip_slow)):

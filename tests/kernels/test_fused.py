@@ -131,6 +131,7 @@ class Rope:
         q_norm: Norm | None = None,
         k_norm: Norm | None = None,
         norms_last: bool = False,
+        query_scales: Tensor | None = None,
     ) -> None:
         rope_and_cache(
             self.qkv,
@@ -144,6 +145,7 @@ class Rope:
             q_norm,
             k_norm,
             norms_last=norms_last,
+            query_scales=query_scales,
         )
 
     def expected(
@@ -216,6 +218,31 @@ def test_heads_are_normalised_after_the_rotation(device: str, dtype: torch.dtype
     keys = step.k_cache.flatten(0, 1)[step.slots[is_stored]]
     expected = step.expected(key, k_norm, norms_last=True)[is_stored]
     assert error(keys, expected) < 2 * LIMIT[dtype]
+
+
+@types
+@pytest.mark.parametrize("shared", [1, 2])
+@pytest.mark.parametrize("heads", [3, 8])
+def test_rope_scales_queries_by_position(
+    device: str,
+    dtype: torch.dtype,
+    heads: int,
+    shared: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rope, "TOKENS_PER_PROGRAM", shared)
+    monkeypatch.setattr(rope, "MIN_SHARED_PROGRAM_TOKENS", 5)
+    plain, scaled = (Rope(device, dtype, heads, 1, 64) for _ in range(2))
+    query = scaled.qkv.reshape(5, -1, 64)[:, :heads].clone()
+    factors = torch.linspace(1, 3, 12, device=device)
+    plain.run()
+    scaled.run(query_scales=factors)
+    of_tokens = factors[scaled.positions].double()[:, None, None]
+    expected = scaled.expected(query, None) * of_tokens
+    after = scaled.qkv.reshape(5, -1, 64)
+    assert error(after[:, :heads], expected) < 6 * LIMIT[dtype]
+    assert torch.equal(after[:, heads:], plain.qkv.reshape(5, -1, 64)[:, heads:])
+    assert torch.equal(scaled.pool, plain.pool)
 
 
 @pytest.mark.long

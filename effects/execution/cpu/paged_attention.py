@@ -19,13 +19,16 @@ from torch import Tensor
 from minfer.effects.execution.cpu.attention_reads import (
     ChunkReads,
     DecodeGroup,
+    LayerKind,
     plan_reads,
 )
 from minfer.effects.execution.cpu.latent_attention import LatentRead
 from minfer.effects.execution.cpu.layer_cache import LayerCache
 from minfer.effects.models.architecture.batch import Batch
 from minfer.effects.models.architecture.gqa import GQA
+from minfer.effects.models.architecture.layers import Attention
 from minfer.effects.models.architecture.mla import MLA
+from minfer.effects.models.architecture.query_scale import QueryScale
 from minfer.effects.models.architecture.rope_scaling import Rope, inverse_frequencies
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import torch_dtype, torch_kv_dtype
@@ -54,7 +57,9 @@ class KVCache:
     layers: tuple[LayerCache, ...]
     # [positions, 2, 1, head_dim] float32 by rotation: cosines, sines signed for `rotate`
     ropes: Mapping[Rotation, Tensor]
-    step: list[Any] = Factory(list)  # the last batch, its reads, and cosines and sines
+    query_scales: Mapping[QueryScale, Tensor]  # [positions, 1, 1] float32
+    # the last batch, its reads, cosines and sines, and factors of queries
+    step: list[Any] = Factory(list)
     # Keys and values of the last batch by layer, if layers read those of others.
     shared: dict[int, Tensor] | None = None
 
@@ -73,6 +78,8 @@ class KVCache:
             rotate(rotated, *self._prepared(batch)[2][gqa.rope, gqa.rotated])
         if heads.norms_after_rope:
             _norm_each_head(by_head, gqa, heads)
+        if gqa.query_scale is not None:
+            by_head[:, : gqa.heads].mul_(self._prepared(batch)[3][gqa.query_scale])
         return self._cast(batch, index, qkv, Heads(gqa, gqa.scale, heads.sinks))
 
     def mix_latent(
@@ -84,18 +91,23 @@ class KVCache:
         weights: LatentWeights,
     ) -> Tensor:
         """Norm and rotate, write latents, and attend; see `PagedCache`."""
-        mla, (_, reads, angles) = latents_of(self.spec, index), self._prepared(batch)
+        mla, (_, reads, angles, query_scales) = (
+            latents_of(self.spec, index),
+            self._prepared(batch),
+        )
         table = self.layout.places[index].table
         compressed, by_head = latent[:, : mla.rank], query.view(len(query), mla.heads, -1)
         rms_norm(compressed, weights.norm, out=compressed)
         for rotated in (latent[:, None, mla.rank :], by_head[..., mla.plain_dim :]):
             rotate(rotated, *angles[mla.rope, mla.rotated])
+        if mla.query_scale is not None:
+            by_head.mul_(query_scales[mla.query_scale])
         _keep_finite(batch, latent)
         cache = self.layers[index]
         new = latent.to(cache.dtype)
         cache.write(batch.slots[table], new)
         read = LatentRead(mla, cache, weights, new)
-        return read.attend(by_head, reads[table, None, 0], len(batch.rows))
+        return read.attend(by_head, reads[LayerKind(table, None)], len(batch.rows))
 
     def attend(
         self, batch: Batch, index: int, qkv: Tensor, scale: float | None = None
@@ -119,7 +131,7 @@ class KVCache:
         """Write keys and values, and attend, in the dtype that the cache reads."""
         gqa = heads.gqa
         table, cache = self.layout.places[index].table, self.layers[index]
-        reads = self._prepared(batch)[1][table, gqa.window, gqa.sink_tokens]
+        reads = self._prepared(batch)[1][layer_kind(table, gqa)]
         qkv = qkv.view(qkv.shape[0], -1, gqa.head_dim)
         queries, new = qkv[:, : gqa.heads], qkv[:, gqa.heads :]
         if gqa.shares_keys_of is None:
@@ -149,15 +161,18 @@ class KVCache:
         if not self.step or self.step[0] is not batch:
             places = zip(self.layout.places, self.spec.layers, strict=True)
             kinds = dict.fromkeys(
-                (place.table, layer.attention.window, layer.attention.sink_tokens)
-                for place, layer in places
+                layer_kind(place.table, layer.attention) for place, layer in places
             )
             reads = plan_reads(batch, self.data.shape[2], tuple(kinds))
             angles = {
                 rotation: table.index_select(0, batch.positions).unbind(1)
                 for rotation, table in self.ropes.items()
             }
-            self.step[:] = batch, reads, angles
+            factors = {
+                query_scale: table.index_select(0, batch.positions)
+                for query_scale, table in self.query_scales.items()
+            }
+            self.step[:] = batch, reads, angles, factors
         return self.step
 
     @property
@@ -261,10 +276,16 @@ def make_cache(
         )
         for place, layer in zip(layout.places, spec.layers, strict=True)
     ]
+    factors = {
+        query_scale: query_scale.table(length)[:, None, None]
+        for query_scale in query_scales(spec)
+    }
     shared: dict[int, Tensor] | None = None
     if any(layer.attention.shares_keys_of is not None for layer in spec.layers):
         shared = {}
-    return KVCache(spec, layout, data, scales, tuple(layer_caches), tables, shared=shared)
+    return KVCache(
+        spec, layout, data, scales, tuple(layer_caches), tables, factors, shared=shared
+    )
 
 
 def slot_shape(spec: ModelSpec) -> tuple[int, ...]:
@@ -311,6 +332,12 @@ def latents_of(spec: ModelSpec, index: int) -> MLA:
     return attention
 
 
+def layer_kind(table: int, attention: Attention) -> LayerKind:
+    """Returns the kind of a layer that has its pages in a block table."""
+    chunked = isinstance(attention, GQA) and attention.chunk > 0
+    return LayerKind(table, attention.window, attention.sink_tokens, chunked)
+
+
 def rotations(spec: ModelSpec) -> set[Rotation]:
     """Returns the rotations of a model, with the dimensions of a head that they turn."""
     attentions = (group.attention for group in spec.groups)
@@ -319,6 +346,12 @@ def rotations(spec: ModelSpec) -> set[Rotation]:
         for attention in attentions
         if attention.rope is not None
     }
+
+
+def query_scales(spec: ModelSpec) -> set[QueryScale]:
+    """Returns the kinds of factors of a model's queries."""
+    kinds = {group.attention.query_scale for group in spec.groups}
+    return {kind for kind in kinds if kind is not None}
 
 
 def rope_table(rope: Rope, head_dim: int, length: int) -> Tensor:

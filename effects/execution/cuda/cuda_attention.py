@@ -16,6 +16,7 @@ from minfer.effects.execution.cpu.paged_attention import (
     Rotation,
     heads_of,
     latents_of,
+    query_scales,
     rope_table,
     rotations,
     slot_shape,
@@ -28,7 +29,9 @@ from minfer.effects.execution.cuda.step_segments import (
 )
 from minfer.effects.models.architecture.batch import Batch
 from minfer.effects.models.architecture.gqa import GQA
+from minfer.effects.models.architecture.layers import Attention
 from minfer.effects.models.architecture.mla import MLA
+from minfer.effects.models.architecture.query_scale import QueryScale
 from minfer.effects.models.architecture.rope_scaling import Rope
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import torch_dtype, torch_kv_dtype
@@ -49,6 +52,7 @@ class _Options(TypedDict):
     """What both kernels of attention take."""
 
     window: int
+    chunked: bool
     sink_tokens: int
     sinks: Tensor | None
     scales: CacheScales | None
@@ -85,6 +89,7 @@ class CudaCache:
     groups: tuple[int, ...]  # of each layer, as in `ModelSpec.groups`
     # [positions, head_dim] float32 by rotation: cosines, then sines
     ropes: Mapping[Rotation, Tensor]
+    query_scales: Mapping[QueryScale, Tensor]  # [positions] float32
 
     @classmethod
     def make(
@@ -118,7 +123,11 @@ class CudaCache:
         )
         kinds = [group.attention for group in spec.groups]
         groups = tuple(kinds.index(layer.attention) for layer in spec.layers)
-        return cls(spec, layout, data, scales, layers, of_layers, groups, ropes)
+        factors = {
+            query_scale: query_scale.table(length + 1).to(device)
+            for query_scale in query_scales(spec)
+        }
+        return cls(spec, layout, data, scales, layers, of_layers, groups, ropes, factors)
 
     def rotate_and_attend(
         self, batch: Batch, index: int, qkv: Tensor, heads: HeadWeights
@@ -143,6 +152,7 @@ class CudaCache:
             self.layer_scales[index],
             heads.v_norm,
             norms_last=heads.norms_after_rope,
+            query_scales=self._query_scales(gqa),
             keys_are_values=gqa.keys_are_values,
         )
         return self._read(batch, index, qkv, gqa.scale, heads.sinks)
@@ -160,7 +170,8 @@ class CudaCache:
         table = self.layout.places[index].table
         rope = self.ropes[mla.rope, mla.rotated]
         splits = batch.splits_of(self.groups[index])
-        layer = LatentLayer(mla, cache, table, rope, weights, splits)
+        factors = self._query_scales(mla)
+        layer = LatentLayer(mla, cache, table, rope, weights, splits, factors)
         return layer.rotate_and_attend(batch, query, latent)
 
     def attend(
@@ -221,6 +232,7 @@ class CudaCache:
             args = q[segment.tokens], pages.keys, pages.values, pages.table, segment.rows
             options: _Options = {
                 "window": gqa.window or 0,
+                "chunked": gqa.chunk > 0,
                 "sink_tokens": gqa.sink_tokens,
                 "sinks": sinks,
                 "scales": pages.scales,
@@ -242,6 +254,11 @@ class CudaCache:
                 **options,
             )
         return out.view(len(out), -1)
+
+    def _query_scales(self, attention: Attention) -> Tensor | None:
+        """Returns the factors of a layer's queries by position, if there are any."""
+        kind = attention.query_scale
+        return None if kind is None else self.query_scales[kind]
 
     def _pages(self, batch: Batch, index: int) -> _Pages:
         """Returns a layer's cache."""

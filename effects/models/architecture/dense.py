@@ -123,11 +123,12 @@ def read_dense(reader: ConfigReader, family: Family, norms: NormRule) -> Dense:
     """
     return Dense(
         hidden_size=reader.size("hidden_size"),
-        intermediate_size=reader.size("intermediate_size"),
+        intermediate_size=reader.size(family.dense_width),
         norms=norms,
         bias=reader.is_set(family.mlp_bias),
         activation=family.activation,
         stored_gate_up=family.stored_gate_up,
+        name=family.feed_name,
     )
 
 

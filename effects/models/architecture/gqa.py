@@ -7,7 +7,9 @@ product; the cache normalises and rotates heads, stores the new keys and values,
 attends; the product that follows mixes the heads. With *sinks* each head has one more
 logit, whose share of the softmax goes to no value (gpt-oss; Xiao et al. 2023). *Sink
 tokens* are another thing: the first tokens of a sequence, whose keys and values are
-attended to beside the window (attention_window.py).
+attended to beside the window (attention_window.py). With attention within *chunks* of
+positions (Llama 4), a query attends to the keys of its chunk up to its own: never to more
+than a window as long as a chunk has, so that blocks are given back as for such windows.
 
 With tensor parallelism, heads are split: the fused product by column, the one after it by
 row.
@@ -36,6 +38,7 @@ from minfer.effects.models.architecture.products import (
     norm_linear,
 )
 from minfer.effects.models.architecture.quantization import CheckpointForm
+from minfer.effects.models.architecture.query_scale import QueryScale, read_query_scale
 from minfer.effects.models.architecture.rope_scaling import (
     FULL,
     SLIDING,
@@ -66,14 +69,21 @@ class GQA:
     kv_heads: int
     head_dim: int
     window: int | None = None  # keys up to its own that a query attends to; None: all
+    # Positions are in chunks of as many, and a query attends within its own; 0: they are
+    # not. Then `window` is the same: as many keys, at most, are read.
+    chunk: int = 0
     rope: Rope | None = None  # None: transformers' model handles positions
     scale: float  # multiplies the scores
+    query_scale: QueryScale | None = None  # and factors of queries by position
     score_cap: float | None = None  # then they are cap * tanh(score / cap) (Gemma 2)
     norms: NormRule
     qk_norm: bool = False
     # Over each head, or over all heads together; after the rotation instead of before it.
     qk_norm_over: Literal["head", "all"] = "head"
     qk_norm_after_rope: bool = False
+    # The eps of a norm of query and key heads that has no factors; None: there is none.
+    # As a rotation changes no length, it is computed before the rotation.
+    unit_heads: float | None = None
     qkv_bias: bool = False
     out_bias: bool = False
     sinks: bool = False
@@ -308,13 +318,38 @@ def read_gqa(
     }
     windows = read_windows(reader, family)
     layers = zip(windows, read_rotated(reader, family, windows), strict=True)
-    return tuple(
+    chunks = family.windows == "chunked"
+    attentions = (
         evolve(
             attention,
             window=window,
+            chunk=(window or 0) if chunks else 0,
             rope=ropes[SLIDING if window else FULL] if rotated else UNROTATED,
+            query_scale=read_query_scale(reader, family, rotated=rotated),
         )
         for window, rotated in layers
+    )
+    has_unit_heads = reader.is_set(family.unit_heads)
+    return tuple(
+        _with_unit_heads(attention, norms.eps)
+        if has_unit_heads and attention.rope != UNROTATED
+        else attention
+        for attention in attentions
+    )
+
+
+def _with_unit_heads(attention: GQA, eps: float) -> GQA:
+    """Returns an attention whose query and key heads are normalised after the rotation,
+    without factors, as one that normalises them before: a norm of `eps` undoes the factor
+    of cosines and sines, but for its eps.
+    """
+    rope = attention.rope
+    if rope is None:
+        return attention
+    return evolve(
+        attention,
+        rope=evolve(rope, attention_factor=1.0),
+        unit_heads=eps / rope.attention_factor**2,
     )
 
 
@@ -327,16 +362,20 @@ def empty_gqa(sizes: GQA, make: WeightMaker) -> GQAWeights:
         whole_norms = WholeNorms(
             make.norm(sizes.q_size, sizes.norms), make.norm(sizes.kv_size, sizes.norms)
         )
+
+    def head_norm() -> Norm | None:
+        if sizes.unit_heads is not None:
+            return Norm(make.vector(sizes.head_dim).fill_(1), sizes.unit_heads)
+        return make.norm(sizes.head_dim, sizes.norms) if each_head else None
+
     before, after = make.sublayer_norms(sizes.hidden_size, sizes.norms)
     return GQAWeights(
         norm=before,
         qkv=make.linear(sizes.qkv),
         whole_norms=whole_norms,
         heads=HeadWeights(
-            q_norm=make.norm(sizes.head_dim, sizes.norms) if each_head else None,
-            k_norm=make.norm(sizes.head_dim, sizes.norms)
-            if each_head and sizes.new_kv_heads
-            else None,
+            q_norm=head_norm(),
+            k_norm=head_norm() if sizes.new_kv_heads else None,
             v_norm=make.unit_norm(sizes.head_dim, sizes.norms)
             if sizes.unit_elements
             else None,
@@ -368,7 +407,7 @@ def gqa_parts(
     if weights.whole_norms is not None:
         q_norm, k_norm = weights.whole_norms.query, weights.whole_norms.key
     for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
-        if norm is not None:
+        if norm is not None and sizes.qk_norm:
             yield _ordered(norm_part(f"self_attn.{name}", norm, norms), order)
     if heads.sinks is not None:
         yield WeightPart("self_attn.sinks", heads.sinks)

@@ -60,7 +60,11 @@ from minfer.effects.models.architecture.moe import (
 )
 from minfer.effects.models.architecture.products import in_kernel_layout
 from minfer.effects.models.architecture.quantization import PLAIN_FORM, CheckpointForm
-from minfer.effects.models.architecture.rope_scaling import FULL, parse_ropes
+from minfer.effects.models.architecture.rope_scaling import (
+    FULL,
+    SCALING_BETA,
+    parse_ropes,
+)
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families.family import Family
 from minfer.effects.models.parts import WeightPart
@@ -169,6 +173,7 @@ def read_layers(
         bases=family.rope_bases,
         partial=family.partial_rotary,
         longrope=family.longrope,
+        further_keys=frozenset({SCALING_BETA} if family.query_scale == "rope" else ()),
         default=family.defaults.get("rope_parameters"),
     )
     names = family.norm_names
@@ -233,9 +238,11 @@ def _feed_forwards(
     if keys is None or (keys.enabled and not reader.flag(keys.enabled)):
         return [read_dense(reader, family, norms)] * layers
     num_dense = reader.size(keys.first_dense, 0, low=0) if keys.first_dense else 0
-    sparse_step = reader.size("decoder_sparse_step", 1)
+    sparse_step = reader.size(keys.sparse_step, 1)
     dense = {*reader.ids("mlp_only_layers"), *range(num_dense)}
     dense |= {i for i in range(layers) if (i + 1) % sparse_step}
+    if keys.sparse_layers and not reader.is_absent(keys.sparse_layers):
+        dense = {*range(layers)} - {*reader.ids(keys.sparse_layers)}
     if keys.layer_types and not reader.is_absent(keys.layer_types):
         dense = _dense_layers(reader, keys.layer_types, layers)
     sparse = read_moe(reader, family, keys, norms)

@@ -309,11 +309,12 @@ def _read_rule(reader: ConfigReader, keys: ExpertKeys, count: str) -> RoutingRul
     return RoutingRule(
         top_k=top_k,
         scores=keys.scores,
+        by_logits=keys.weighs_inputs,
         normalise=reader.is_set(keys.normalise),
         scaling=reader.positive("routed_scaling_factor", 1.0),
         groups=groups,
         kept_groups=kept_groups,
-        ranked_by="best_two" if keys.correction else "best",
+        ranked_by="best_two" if keys.correction or keys.best_two else "best",
     )
 
 
@@ -344,6 +345,7 @@ def empty_moe(sizes: MoE, make: WeightMaker) -> MoEWeights:
             gate_up=make.linear(sizes.gate_up),
             down=make.linear(sizes.down),
             activation=sizes.activation,
+            weighs_inputs=keys.weighs_inputs,
         ),
         shared=shared,
         after=after,
@@ -374,8 +376,7 @@ def moe_parts(
         yield WeightPart(f"{keys.router}.bias", router.bias)
     if router.correction is not None:
         yield WeightPart(f"{keys.router}.e_score_correction_bias", router.correction)
-    published = keys.transposed or keys.stacked
-    is_stacked = published if form.stacked is None else form.stacked
+    is_stacked = keys.stacked if form.stacked is None else form.stacked
     if sizes.beside is not None and weights.beside is not None:
         yield from _beside_parts(sizes, sizes.beside, weights, weights.beside, form)
     expert_parts = _stacked_parts if is_stacked or keys.stacks else _single_parts
@@ -429,10 +430,9 @@ def _stacked_parts(
 ) -> Iterator[WeightPart]:
     """Yields the tensors of all experts."""
     keys = sizes.keys
-    alternate = _gates_first if keys.transposed else None
-    num_fused = (
-        1 if keys.transposed else 2
-    )  # alternating gates and ups are divided as one matrix
+    alternate = _gates_first if keys.alternating else None
+    # Alternating gates and ups are divided as one matrix.
+    num_fused = 1 if keys.alternating else 2
     gate_up, down = keys.stacks or (
         f"{keys.experts}.gate_up_proj",
         f"{keys.experts}.down_proj",

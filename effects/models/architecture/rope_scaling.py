@@ -45,7 +45,10 @@ KEYS_OF: Final[Mapping[str, frozenset[str]]] = {
 # Those of all types of transformers, which families outside the table have.
 ALL_KEYS: Final = _KEYS.union(*KEYS_OF.values(), ("short_mscale", "long_mscale"))
 LONGROPE_NAMES: Final = ("longrope", "su", "yarn")  # in configs of Phi-3
+# Of Mistral's configs, in that object: how much queries grow with their positions.
+SCALING_BETA: Final = "llama_4_scaling_beta"
 FULL, SLIDING = "full_attention", "sliding_attention"  # layer_types in a config
+CHUNKED = "chunked_attention"  # and of Llama 4
 KINDS: Final = (FULL, SLIDING)
 # Of longrope, above and below which frequencies would not be finite.
 MIN_FACTOR, MAX_FACTOR = 1e-6, 1e12
@@ -110,16 +113,20 @@ def parse_ropes(
     bases: RopeBases | None = None,
     partial: bool = False,
     longrope: bool = False,
+    further_keys: frozenset[str] = frozenset(),
     default: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Rope], int]:
     """Returns the rope of each kind of layers, and the context in tokens.
 
     `bases`: each kind has its own (Gemma 3), in transformers 5's form, or in the older
     one, whose scaling is that of full attention. The context is already scaled there.
+    `further_keys`: those that the object about it has besides, which others read.
     `default` is what a config without such an object has.
     """
     if bases is None:
-        rope, context = parse_rope(reader, partial=partial, longrope=longrope)
+        rope, context = parse_rope(
+            reader, partial=partial, longrope=longrope, further_keys=further_keys
+        )
         return dict.fromkeys(KINDS, rope), context
     tables = _by_kind(reader, "rope_parameters") or default or {}
     thetas = {
@@ -162,11 +169,15 @@ def _by_kind(reader: ConfigReader, name: str) -> Mapping[str, Any]:
 
 
 def parse_rope(
-    reader: ConfigReader, *, partial: bool = False, longrope: bool = False
+    reader: ConfigReader,
+    *,
+    partial: bool = False,
+    longrope: bool = False,
+    further_keys: frozenset[str] = frozenset(),
 ) -> tuple[Rope, int]:
     """Returns the rope of a whole config, and the resulting context in tokens. `partial`:
     a part of a head's dimensions may turn. `longrope`: that is the only scaling, whatever
-    its name.
+    its name. `further_keys` are as in `parse_ropes`.
 
     Both forms are read: `rope_parameters` (transformers 5), and `rope_scaling`, which has
     priority as it does there. The context is vLLM's: yarn scales
@@ -174,11 +185,11 @@ def parse_rope(
     already scaled. transformers itself sets no limit.
     """
     context = reader.size("max_position_embeddings")
-    rope = _rope_object(reader)
+    rope = rope_object(reader)
     kind = rope.config.get("rope_type", rope.config.get("type", "default"))
     if longrope:
         kind = _longrope_or_default(rope, kind)
-    _check_keys(rope, kind)
+    _check_keys(rope, kind, further_keys)
     bases = rope if "rope_theta" in rope.config else reader
     theta = bases.positive("rope_theta", 10000.0)
     # As in transformers: the outer one has priority.
@@ -220,19 +231,20 @@ def _longrope_or_default(rope: ConfigReader, kind: object) -> str:
     return "default"
 
 
-def _check_keys(rope: ConfigReader, kind: object) -> None:
+def _check_keys(rope: ConfigReader, kind: object, further_keys: frozenset[str]) -> None:
     """Refuse keys that a scaling of this type does not have: nothing is computed as if
     they were not there. Raises `ModelConfigError`.
     """
     type_keys = KEYS_OF.get(str(kind))
     if type_keys is None:
         return  # the type is refused
-    for key in sorted(map(str, rope.config.keys() - _KEYS - type_keys)):
+    known = _KEYS | type_keys | further_keys
+    for key in sorted(map(str, rope.config.keys() - known)):
         if not rope.is_absent(key):
             fault = f"{key} is not a key of rotary scaling of type {kind!r}"
             raise ModelConfigError(
                 f"{rope.source}: {fault}, which has "
-                f"{', '.join(sorted(_KEYS | type_keys))}; correct its name, or remove it"
+                f"{', '.join(sorted(known))}; correct its name, or remove it"
             )
 
 
@@ -246,7 +258,7 @@ def _rotated_share(rope: ConfigReader, reader: ConfigReader) -> float:
     return share
 
 
-def _rope_object(reader: ConfigReader) -> ConfigReader:
+def rope_object(reader: ConfigReader) -> ConfigReader:
     """Returns the object in a config that describes the scaling; it may be empty."""
     name = "rope_scaling" if reader.config.get("rope_scaling") else "rope_parameters"
     table = reader.config.get(name)
@@ -338,7 +350,7 @@ def _factors(rope: ConfigReader, key: str) -> tuple[float, ...]:
 def softmax_factor(reader: ConfigReader) -> float:
     """Returns the factor of DeepSeek's yarn for attention scores; that for cosines and
     sines is another one."""
-    rope_reader = _rope_object(reader)
+    rope_reader = rope_object(reader)
     kind = rope_reader.config.get("rope_type", rope_reader.config.get("type", "default"))
     if kind == "default" or not rope_reader.config.get("mscale_all_dim"):
         return 1.0

@@ -42,6 +42,10 @@ class ExpertKeys:
     shared_gate: bool = False  # a gate weighs the shared experts
     first_dense: str = ""  # the key of the number of first layers that are dense
     layer_types: str = ""  # or, with priority, of a list of "dense" and "sparse"
+    # The key of how often a layer is sparse, and, with priority, of a list of them.
+    sparse_step: str = "decoder_sparse_step"
+    sparse_layers: str = ""
+    weighs_inputs: bool = False  # weights multiply what experts get (Llama 4)
     bias: bool = False  # router and experts have biases
     router: str = "mlp.gate"  # tensors in a layer of a checkpoint
     experts: str = "mlp.experts"
@@ -51,9 +55,13 @@ class ExpertKeys:
     # others; and of a shared expert's gate and up, stored as one, and its down.
     stacks: tuple[str, ...] = ()
     shared_matrices: tuple[str, str] = ("", "down_proj")
-    # Stacked tensors are [experts, in, out], and gates alternate with ups.
-    transposed: bool = False
-    stacked: bool = False  # published checkpoints have those of all experts as one
+    # Published checkpoints have the matrices of all experts as one tensor.
+    stacked: bool = False
+    transposed: bool = False  # stacked tensors are [experts, in, out]
+    alternating: bool = False  # and gates alternate with ups in them
+    # Groups of experts are ranked by their best two scores; with a correction they always
+    # are.
+    best_two: bool = False
     top_k: str = "num_experts_per_tok"  # the key of the number of a token's experts
     enabled: str = ""  # the flag without which all layers are dense
     beside: "NormsBeside | None" = None  # experts are beside a dense feed-forward
@@ -100,10 +108,19 @@ class Family:
     # `sliding_window`, or, with `use_sliding_window`, in the layers from
     # `max_window_layers` on, in each second of the others, or (`pattern`) in all but each
     # `sliding_window_pattern`-th one, or (`unrotated`) in those whose heads are not
-    # rotated. `layer_types` has priority, but for `uniform`: in
-    # every layer, and layers of several types are refused.
+    # rotated; or (`chunked`) none, but those whose heads are rotated attend within chunks
+    # of `attention_chunk_size` positions. `layer_types` has priority, but for `uniform`:
+    # in every layer, and layers of several types are refused.
     windows: Literal[
-        "none", "every", "uniform", "upper", "lower", "flag", "pattern", "unrotated"
+        "none",
+        "every",
+        "uniform",
+        "upper",
+        "lower",
+        "flag",
+        "pattern",
+        "unrotated",
+        "chunked",
     ] = "none"
     # Whether queries, keys and values have biases, or the key of a flag that says so.
     qkv_bias: bool | str = False
@@ -114,8 +131,14 @@ class Family:
     # Or all heads together; or after the rotation.
     qk_norm_over: Literal["head", "all"] = "head"
     qk_norm_after_rope: bool = False
+    # The flag of a norm of rotated heads without factors, after the rotation (Llama 4).
+    unit_heads: str = ""
     attention: Literal["gqa", "mla"] = "gqa"
     experts: ExpertKeys | None = None  # None: all layers are dense
+    # The key of the width of dense feed-forwards, and how the names of tensors of
+    # feed-forwards begin in a layer of a checkpoint.
+    dense_width: str = "intermediate_size"
+    feed_name: str = "mlp"
     activation: Activation = "silu"
     score_cap: str = ""  # the key of the cap of attention scores (Gemma 2)
     logit_cap: str = ""  # and of logits
@@ -144,6 +167,9 @@ class Family:
     logit_divisor: str = ""
     # The config's value whose root divides scores; empty: a head's dimensions.
     score_scale: str = ""
+    # Where factors of queries by position stand: in the object about rotation (Mistral),
+    # or in the config, of layers that are not rotated (Llama 4).
+    query_scale: Literal["none", "rope", "unrotated"] = "none"
     # Layers with and without windows have ropes of their own.
     rope_bases: RopeBases | None = None
     partial_rotary: bool = False  # a part of a head's dimensions may turn

@@ -21,7 +21,7 @@ from minfer.effects.models.ranks import WHOLE_MODEL
 if TYPE_CHECKING:
     from torch import Tensor
 
-OUTPUTS: Final = 1  # the dimension of them in matrices of all experts
+EXPERTS: Final = 0  # the dimension of them in matrices of all experts
 
 
 @frozen
@@ -163,5 +163,5 @@ def _pieces(
                 model_part.pieces, weight_part.pieces, strict=True
             )
         ]
-    count = weight_part.fused if dim == OUTPUTS else 1
+    count = weight_part.fused if dim > EXPERTS else 1
     return [(whole // count, part // count)] * count

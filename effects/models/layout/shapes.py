@@ -295,10 +295,13 @@ def kept_logits_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
 
 
 def _rope_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
-    """Returns the bytes of cosines and sines, a table for each kind of rotation."""
+    """Returns the bytes of cosines and sines, a table for each kind of rotation, and of
+    factors of queries.
+    """
     tables = {(group.attention.rope, group.attention.rotated) for group in spec.groups}
     widths = sum(width for rope, width in tables if rope is not None)
-    return sizes.max_model_len * widths * 4
+    scales = {group.attention.query_scale for group in spec.groups} - {None}
+    return sizes.max_model_len * (widths + len(scales)) * 4
 
 
 def _layer_input_elements(spec: ModelSpec) -> int:

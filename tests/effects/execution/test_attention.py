@@ -12,12 +12,14 @@ from torch import Tensor
 from minfer.effects.execution.cpu import attention_reads, paged_attention
 from minfer.effects.execution.cpu.attention_reads import (
     MAX_GROUP_TOKENS,
+    LayerKind,
     MaskRule,
     Reads,
     plan_reads,
 )
 from minfer.effects.execution.cpu.paged_attention import make_cache, rope_table, rotate
 from minfer.effects.models.architecture.batch import Batch, BatchRow, make_batch
+from minfer.effects.models.architecture.gqa import GQA
 from minfer.effects.models.architecture.rope_scaling import Rope
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.spec_reader import parse_spec
@@ -116,8 +118,12 @@ def play(
         flat = before[layer].view(-1, 2 * gqa_of(spec).kv_heads, gqa_of(spec).head_dim)
         flat.index_copy_(0, batch.slots[0], qkv[:, gqa_of(spec).heads :])
         mixed = cache.attend(batch, layer, qkv.flatten(1), scale)
+        attention = spec.layers[layer].attention
+        assert isinstance(attention, GQA)
         for token, (i, position) in enumerate(owners):
             first = 0 if window is None else max(0, position + 1 - window)
+            if attention.chunk:
+                first = position // attention.chunk * attention.chunk
             kv = torch.cat([before[layer, block] for block in owned[i]])[
                 first : position + 1
             ]
@@ -125,7 +131,7 @@ def play(
                 spec, qkv[token, : gqa_of(spec).heads], kv[:, 0], kv[:, 1], scale
             )
             torch.testing.assert_close(mixed[token], want, rtol=1e-4, atol=1e-5)
-    return by_window(batch, block_size, spec.windows)
+    return by_window(batch, block_size, spec.windows, chunked=gqa.chunk > 0)
 
 
 def reads(
@@ -135,12 +141,16 @@ def reads(
 
 
 def by_window(
-    batch: Batch, block_size: int, windows: tuple[int | None, ...]
+    batch: Batch,
+    block_size: int,
+    windows: tuple[int | None, ...],
+    *,
+    chunked: bool = False,
 ) -> Mapping[int | None, Reads]:
     """What layers of one block table read, by their windows."""
-    kinds = [(0, window, 0) for window in dict.fromkeys(windows)]
+    kinds = [LayerKind(0, window, 0, chunked) for window in dict.fromkeys(windows)]
     planned = plan_reads(batch, block_size, kinds)
-    return {window: planned[0, window, 0] for window in windows}
+    return {kind.window: planned[kind] for kind in kinds}
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16, 64])
@@ -155,6 +165,22 @@ def test_random_steps(block_size: int, seed: int) -> None:
         for _ in range(draw.randrange(1, 8))
     ]
     play(rows, block_size, device=False, seed=seed)
+
+
+@pytest.mark.parametrize("numbers", [1, 100_000])
+@pytest.mark.parametrize("chunk", [3, 16, 33])
+def test_attention_within_chunks_of_positions(
+    chunk: int, numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that a window as long would not read are lost, too."""
+    monkeypatch.setattr(attention_reads, "MAX_MASK_NUMBERS", numbers)
+    draw = random.Random(chunk)
+    edges = [chunk - 1, chunk, 2 * chunk - 1, 2 * chunk]
+    rows = [(start, count) for start in edges for count in (1, 2, chunk, chunk + 1)]
+    rows += [(draw.randrange(90), draw.randrange(1, 50)) for _ in range(8)]
+    spec = with_attention(with_windows(SPEC, chunk, chunk), chunk=chunk)
+    for block_size in (1, 4, 16):
+        play(rows, block_size, device=True, spec=spec)
 
 
 @pytest.mark.parametrize("numbers", [1, 40, 300])

@@ -19,9 +19,12 @@ RICH = {
     "Qwen2": "windows above",
     "Qwen3": "biases, windows",
     "Llama": "biases, tied",
+    "Llama4": "chunks",
     "Mistral": "window",
     "Ministral": "windows alternate",
     "Mixtral": "experts, windows",
+    "Ministral3": "tied, window",
+    "Mistral4": "groups",
     "Qwen2Moe": "windows",
     "Qwen3Moe": "windows",
     "Glm4Moe": "groups",
@@ -49,6 +52,7 @@ OTHER: dict[str, Any] = {  # values for fields that are absent
     "q_lora_rank": 20,
     "no_rope_layers": [0, 1, 1],
     "mlp_only_layers": [1],
+    "moe_layers": [1],
     "mlp_layer_types": ["dense", "dense", "sparse"],
     "layer_types": ["full_attention", "sliding_attention", "full_attention"],
     "first_k_dense_replace": 2,
@@ -64,6 +68,7 @@ OTHER: dict[str, Any] = {  # values for fields that are absent
 DENSE = {"mlp_only_layers": [0]}  # so that the width of dense layers matters
 DEFAULT = {"rope_type": "default", "rope_theta": 321.0}
 MORE: dict[str, dict[str, Any]] = {
+    "Llama4": {"interleave_moe_layer_step": 2, "attention_bias": True},
     "Qwen2Moe": DENSE,
     "Qwen3Moe": DENSE | {"num_local_experts": 6},
     "GptOss": {"rope_parameters": DEFAULT},
