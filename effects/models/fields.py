@@ -71,6 +71,15 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "glm4_moe_lite": {"topk_method": ("noaux_tc",)},
     "glm4_moe": {"topk_method": ("noaux_tc",)},
     "mistral4": {"topk_method": ()},
+    # As published; transformers' class reads none of them.
+    "mimo_v2_flash": {
+        "topk_method": ("noaux_tc",),
+        "attention_chunk_size": (128,),
+        "moe_layer_freq": ([0, *[1] * 47],),
+        "first_k_dense_replace": (1,),
+        "layernorm_epsilon": (1e-5,),
+        "swa_num_key_value_heads": (8,),
+    },
 }
 # Fields of transformers' classes, by `model_type`, that their forwards do not read.
 UNREAD: Final[Mapping[str, frozenset[str]]] = {

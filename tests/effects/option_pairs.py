@@ -116,6 +116,17 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
             ({}, {"floor_scale": 3}),
         ),
     ),
+    "MiMoV2Flash": (
+        "plain",
+        (
+            *(_TIED, _EPS, _BIAS, _GROUPS, _NORMALISED, _SCALED, _TOP, _WINDOW[1:]),
+            tuple({"num_key_value_heads": count} for count in (2, 1)),
+            ({}, {"v_head_dim": 24}, {"v_head_dim": 8}),
+            ({}, {"attention_value_scale": None}, {"attention_value_scale": 1.7}),
+            ({}, {"mlp_layer_types": ["sparse", "dense"] * 2}),
+            _MIXED,
+        ),
+    ),
     "Mistral": ("plain", (*_EVERY, _DIM, _WINDOW)),
     "Ministral": ("windows", (*_EVERY, _DIM, _WINDOW, _MIXED)),
     "Ministral3": (

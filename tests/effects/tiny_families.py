@@ -166,6 +166,14 @@ _GEMMA4_EXPERTS: Final = {
     "moe_intermediate_size": 24,
 }
 _LAYER_INPUTS: Final = {"hidden_size_per_layer_input": 12}
+_MIMO: Final = {
+    "head_dim": 24,
+    "v_head_dim": 16,
+    "sliding_window": WINDOW,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+}
 _EVERY: Final[dict[str, Any]] = {
     "plain": {},
     "tied": _TIED,
@@ -221,6 +229,39 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         },
         "dense": _LLAMA4
         | {"moe_layers": [], "attention_chunk_size": 8, "no_rope_layers": [1, 0, 1, 0]},
+    },
+    "MiMoV2Flash": {
+        "plain": _MIMO,
+        "listed": _MIMO
+        | _BIAS
+        | {
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "mlp_layer_types": ["sparse", "sparse", "dense"],
+            "attention_value_scale": None,
+            "v_head_dim": 24,
+            "num_key_value_heads": 1,
+            "rope_parameters": {
+                "full_attention": ROPES["llama3"] | {"partial_rotary_factor": 0.5},
+                "sliding_attention": ROPES["default"] | {"partial_rotary_factor": 1.0},
+            },
+        },
+        "groups": _MIMO
+        | _TIED
+        | {
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+            "norm_topk_prob": False,
+            "attention_value_scale": 1.3,
+            "rms_norm_eps": 1e-2,
+            "num_hidden_layers": 6,
+        },
+        "window last": _MIMO
+        | {
+            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            "v_head_dim": 8,
+            "num_attention_heads": 8,
+        },
     },
     "Mistral": _EVERY
     | {

@@ -25,7 +25,11 @@ from minfer.effects.execution.cpu.attention_reads import (
 from minfer.effects.execution.cpu.latent_attention import LatentRead
 from minfer.effects.execution.cpu.layer_cache import LayerCache
 from minfer.effects.models.architecture.batch import Batch
-from minfer.effects.models.architecture.gqa import GQA
+from minfer.effects.models.architecture.gqa import (
+    GQA,
+    padded_values,
+    without_padding,
+)
 from minfer.effects.models.architecture.layers import Attention
 from minfer.effects.models.architecture.mla import MLA
 from minfer.effects.models.architecture.query_scale import QueryScale
@@ -68,6 +72,7 @@ class KVCache:
     ) -> Tensor:
         """Norm and rotate heads, then `attend`; see `PagedCache`."""
         gqa = heads_of(self.spec, index)
+        qkv = padded_values(gqa, qkv)
         if gqa.keys_are_values and gqa.new_kv_heads:
             qkv = torch.cat((qkv, qkv[:, gqa.q_size :]), 1)
         by_head = qkv.view(qkv.shape[0], -1, gqa.head_dim)
@@ -80,7 +85,8 @@ class KVCache:
             _norm_each_head(by_head, gqa, heads)
         if gqa.query_scale is not None:
             by_head[:, : gqa.heads].mul_(self._prepared(batch)[3][gqa.query_scale])
-        return self._cast(batch, index, qkv, Heads(gqa, gqa.scale, heads.sinks))
+        out = self._cast(batch, index, qkv, Heads(gqa, gqa.scale, heads.sinks))
+        return without_padding(gqa, out)
 
     def mix_latent(
         self,

@@ -28,7 +28,11 @@ from minfer.effects.execution.cuda.step_segments import (
     prefill_segments,
 )
 from minfer.effects.models.architecture.batch import Batch
-from minfer.effects.models.architecture.gqa import GQA
+from minfer.effects.models.architecture.gqa import (
+    GQA,
+    padded_values,
+    without_padding,
+)
 from minfer.effects.models.architecture.layers import Attention
 from minfer.effects.models.architecture.mla import MLA
 from minfer.effects.models.architecture.query_scale import QueryScale
@@ -138,6 +142,7 @@ class CudaCache:
         gqa, (keys, values) = heads_of(self.spec, index), self.layers[index]
         if gqa.rope is None:
             raise TypeError("transformers' model rotates heads itself")
+        qkv = padded_values(gqa, qkv)
         rope_and_cache(
             qkv,
             self.ropes[gqa.rope, gqa.rotated],
@@ -155,7 +160,8 @@ class CudaCache:
             query_scales=self._query_scales(gqa),
             keys_are_values=gqa.keys_are_values,
         )
-        return self._read(batch, index, qkv, gqa.scale, heads.sinks)
+        attended = self._read(batch, index, qkv, gqa.scale, heads.sinks)
+        return without_padding(gqa, attended)
 
     def mix_latent(
         self,

@@ -10,6 +10,9 @@ tokens* are another thing: the first tokens of a sequence, whose keys and values
 attended to beside the window (attention_window.py). With attention within *chunks* of
 positions (Llama 4), a query attends to the keys of its chunk up to its own: never to more
 than a window as long as a chunk has, so that blocks are given back as for such windows.
+Values may be narrower than keys (MiMo-V2-Flash): they are stored padded with zeros to
+their width, so that the same kernels read both. Of keys of 192 and values of 128
+dimensions a token keeps 384 numbers a head instead of 320.
 
 With tensor parallelism, heads are split: the fused product by column, the one after it by
 row.
@@ -87,6 +90,7 @@ class GQA:
     qkv_bias: bool = False
     out_bias: bool = False
     sinks: bool = False
+    sinks_name: str = "sinks"  # in a checkpoint
     # The name of queries, keys and values in a checkpoint that stores them as one.
     stored_qkv: str = ""
     # Tokens at the beginning of a sequence that a query attends to beside its window.
@@ -97,6 +101,10 @@ class GQA:
     # The layer before it whose keys and values it reads instead of its own.
     shares_keys_of: int | None = None
     layers_a_slot: int = 1  # layers of this size that share a place in the cache
+    # Values of another width than keys, which the cache pads with zeros to it; and their
+    # factor (MiMo).
+    value_dim: int | None = None
+    value_scale: float = 1.0
 
     def for_rank(self, rank_info: RankInfo) -> "GQA":
         """Returns the sizes of one rank's heads. Of fewer key heads than ranks, several
@@ -133,9 +141,19 @@ class GQA:
         return self.head_dim
 
     @property
+    def value_width(self) -> int:
+        """Width of a head's value."""
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+    @property
     def rotated(self) -> int:
         """Dimensions of a head that are rotated, if there is a rotation."""
         return self.head_dim
+
+    @property
+    def pads_values(self) -> bool:
+        """Whether values are copied to get the width of keys, or their factor."""
+        return self.value_width != self.head_dim or self.value_scale != 1
 
     # --- weights ------------------------------------------------------------------------
 
@@ -143,7 +161,7 @@ class GQA:
     def qkv(self) -> LinearSizes:
         """The product of queries, keys and values."""
         names = [self.stored_qkv] if self.stored_qkv else ["q_proj", "k_proj", "v_proj"]
-        outputs = [self.q_size, self.kv_size, self.kv_size]
+        outputs = [self.q_size, self.kv_size, self.kv_heads * self.value_width]
         if not self.stored_qkv:
             count = 3 - self.keys_are_values if self.new_kv_heads else 1
             names, outputs = names[:count], outputs[:count]
@@ -161,7 +179,7 @@ class GQA:
         return LinearSizes(
             names=("self_attn.o_proj",),
             outputs=(self.hidden_size,),
-            inputs=self.q_size,
+            inputs=self.heads * self.value_width,
             shard=Shard.ROW,
             bias=self.out_bias,
         )
@@ -224,12 +242,14 @@ class GQA:
         qkv = self.q_size + 2 * self.kv_size
         rotation = qkv * (element if element == 4 else 8)
         copies = (qkv + self.q_size) * kv_element if kv_element != element else 0
+        copies += qkv * element * self.pads_values
         return (qkv + 2 * self.q_size) * element + rotation + copies
 
     @property
     def cuda_activation_elements(self) -> int:
         """Elements of a token at attention's widest place on a GPU."""
-        return 2 * self.q_size + 2 * self.kv_size
+        padded = (self.q_size + 2 * self.kv_size) * self.pads_values
+        return 2 * self.q_size + 2 * self.kv_size + padded
 
     def cuda_partial_bytes(self, rows: int, length: int) -> int:
         """Returns the bytes of Flash-Decoding's partial results on a GPU, for `rows`
@@ -308,7 +328,9 @@ def read_gqa(
         qk_norm_after_rope=family.qk_norm_after_rope,
         qkv_bias=reader.is_set(family.qkv_bias),
         out_bias=reader.is_set(family.out_bias),
-        sinks=family.sinks,
+        sinks_name=family.sinks_name,
+        value_dim=_read_value_dim(reader, family, head_dim),
+        value_scale=reader.optional_positive(family.value_scale) or 1.0,
         stored_qkv=family.stored_qkv,
         value_norm=family.value_norm,
     )
@@ -319,6 +341,13 @@ def read_gqa(
     windows = read_windows(reader, family)
     layers = zip(windows, read_rotated(reader, family, windows), strict=True)
     chunks = family.windows == "chunked"
+    window_kv_heads = kv_heads * family.window_kv_heads
+    if heads % window_kv_heads:
+        raise reader.error(
+            "num_key_value_heads",
+            f"such that {window_kv_heads}, those of layers with a window, are a divisor "
+            f"of num_attention_heads = {heads}",
+        )
     attentions = (
         evolve(
             attention,
@@ -326,6 +355,8 @@ def read_gqa(
             chunk=(window or 0) if chunks else 0,
             rope=ropes[SLIDING if window else FULL] if rotated else UNROTATED,
             query_scale=read_query_scale(reader, family, rotated=rotated),
+            sinks=family.sinks is True or (bool(family.sinks) and window is not None),
+            kv_heads=kv_heads if window is None else window_kv_heads,
         )
         for window, rotated in layers
     )
@@ -336,6 +367,44 @@ def read_gqa(
         else attention
         for attention in attentions
     )
+
+
+def _read_value_dim(reader: ConfigReader, family: Family, head_dim: int) -> int | None:
+    """Returns the width of values; None: that of keys. Raises `ModelConfigError`."""
+    if not family.value_dim:
+        return None
+    value_dim = reader.size(family.value_dim)
+    if value_dim > head_dim:
+        raise reader.error(family.value_dim, f"at most head_dim = {head_dim}")
+    return value_dim
+
+
+def padded_values(sizes: GQA, qkv: "Tensor") -> "Tensor":
+    """Returns queries, keys and values [tokens, (heads + 2 * kv_heads) * head_dim] of a
+    product whose values are narrower, or have a factor: the cache's values are as wide as
+    keys.
+    """
+    if not sizes.pads_values:
+        return qkv
+    width = sizes.value_width
+    first_value = sizes.q_size + sizes.kv_size
+    padded = qkv.new_zeros(len(qkv), first_value + sizes.kv_size)
+    padded[:, :first_value] = qkv[:, :first_value]
+    values = qkv[:, first_value:].view(len(qkv), sizes.kv_heads, width)
+    of_heads = padded[:, first_value:].view(len(qkv), sizes.kv_heads, sizes.head_dim)
+    of_heads[..., :width] = values * sizes.value_scale
+    return padded
+
+
+def without_padding(sizes: GQA, attended: "Tensor") -> "Tensor":
+    """Returns the results of heads [tokens, heads * value_width], of those whose values
+    were padded.
+    """
+    width = sizes.value_width
+    if width == sizes.head_dim:
+        return attended
+    by_head = attended.view(len(attended), sizes.heads, sizes.head_dim)
+    return by_head[..., :width].flatten(1)
 
 
 def _with_unit_heads(attention: GQA, eps: float) -> GQA:
@@ -410,7 +479,7 @@ def gqa_parts(
         if norm is not None and sizes.qk_norm:
             yield _ordered(norm_part(f"self_attn.{name}", norm, norms), order)
     if heads.sinks is not None:
-        yield WeightPart("self_attn.sinks", heads.sinks)
+        yield WeightPart(f"self_attn.{sizes.sinks_name}", heads.sinks)
     yield from weight_parts(sizes.out, weights.out, form)
     yield from bias_parts(sizes.out, weights.out)
 

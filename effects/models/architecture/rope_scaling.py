@@ -145,7 +145,8 @@ def parse_ropes(
         theta = next(value for value in found if value is not None)
         kind_config = {**reader.config, "rope_scaling": None}
         kind_config["rope_parameters"] = {**table, "rope_theta": theta}
-        ropes[kind] = parse_rope(ConfigReader(kind_config, f"{reader.source}: {kind}"))[0]
+        kind_reader = ConfigReader(kind_config, f"{reader.source}: {kind}")
+        ropes[kind] = parse_rope(kind_reader, partial=partial)[0]
     return ropes, reader.size("max_position_embeddings")
 
 

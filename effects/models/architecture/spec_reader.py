@@ -78,6 +78,7 @@ def parse_spec(
         initializer_range=reader.positive("initializer_range", 0.02),
         skipped_prefixes=(
             *OTHER_PREFIXES,
+            *family.skipped,
             *_further_layers(reader, len(layers)),
             *_unused_keys(layers),
         ),

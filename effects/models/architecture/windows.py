@@ -81,6 +81,8 @@ def _slides(reader: ConfigReader, family: Family, layer: int) -> bool:
     if family.windows == "lower":
         return layer % 2 == 0 and layer < reader.size("max_window_layers", low=0)
     if family.windows == "pattern":
+        if family.first_full and layer == 0:
+            return False
         return (layer + 1) % reader.size("sliding_window_pattern") != 0
     if family.windows == "chunked":
         return _is_listed(reader, layer)
@@ -95,6 +97,8 @@ def _window(reader: ConfigReader, family: Family) -> int | None:
     if family.windows == "chunked" and reader.is_absent("sliding_window"):
         absent = reader.is_absent("attention_chunk_size")
         return None if absent else reader.size("attention_chunk_size", low=2)
+    if family.first_full and not reader.is_absent("sliding_window_size"):
+        return reader.size("sliding_window_size") + 1  # the query's own key is not in it
     if reader.is_absent("sliding_window"):
         return None
     if family.windows in ("none", "chunked") and (

@@ -142,7 +142,18 @@ class Family:
     activation: Activation = "silu"
     score_cap: str = ""  # the key of the cap of attention scores (Gemma 2)
     logit_cap: str = ""  # and of logits
-    sinks: bool = False  # a logit of each head that takes part in the softmax (gpt-oss)
+    # A logit of each head that takes part in the softmax (gpt-oss), in layers with a
+    # window alone (MiMo).
+    sinks: bool | Literal["windowed"] = False
+    sinks_name: str = "sinks"  # the tensor's in a checkpoint
+    # Key heads of layers with a window, as a multiple of the others' (MiMo).
+    window_kv_heads: int = 1
+    value_dim: str = ""  # the key of a value's width; empty: it is that of keys
+    value_scale: str = ""  # the key of a factor of values
+    first_full: bool = False  # the first layer has no window, whatever the pattern
+    # How names of tensors begin that are of other parts, such as those that predict
+    # further tokens.
+    skipped: tuple[str, ...] = ()
     full_heads: FullHeads | None = None
     value_norm: bool = False  # values are normalised, without factors
     # The key of the number of last layers that read keys and values of other layers, and

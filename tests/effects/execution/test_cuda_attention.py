@@ -36,6 +36,8 @@ POSITIONED = [
     ("Mistral4", "experts"),
     ("Llama4", "chunks"),
     ("Llama4", "listed"),
+    ("MiMoV2Flash", "listed"),
+    ("MiMoV2Flash", "groups"),
 ]
 
 

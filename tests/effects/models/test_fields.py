@@ -20,6 +20,7 @@ RICH = {
     "Qwen3": "biases, windows",
     "Llama": "biases, tied",
     "Llama4": "chunks",
+    "MiMoV2Flash": "groups",
     "Mistral": "window",
     "Ministral": "windows alternate",
     "Mixtral": "experts, windows",

@@ -91,6 +91,21 @@ VALUES: list[tuple[tuple[str, str], dict[str, Any], list[str]]] = [
         {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.1}},
         ["partial_rotary_factor", "a quarter of 16"],
     ),
+    (
+        ("MiMoV2Flash", "plain"),
+        {"v_head_dim": 32},
+        ["v_head_dim", "at most head_dim = 24"],
+    ),
+    (
+        ("MiMoV2Flash", "plain"),
+        {"num_key_value_heads": 4},
+        ["num_key_value_heads", "layers with a window"],
+    ),
+    (
+        ("MiMoV2Flash", "plain"),
+        {"attention_chunk_size": 64},
+        ["attention_chunk_size 64", "128 is"],
+    ),
     (("Llama4", "chunks"), {"sliding_window": 8}, ["sliding_window is not known"]),
     (("Llama4", "chunks"), {"attention_chunk_size": 1}, ["attention_chunk_size", "2"]),
     (("Llama4", "chunks"), {"attn_temperature_tuning": "yes"}, ["attn_temperature"]),
