@@ -262,11 +262,11 @@ def _reference(
     q_norm: Norm | None,
     k_norm: Norm | None,
     scales: CacheScales | None,
-    v_norm: Norm | None,
+    v_norm: Norm | None = None,
     *,
-    norms_last: bool,
-    query_scales: Tensor | None,
-    keys_are_values: bool,
+    norms_last: bool = False,
+    query_scales: Tensor | None = None,
+    keys_are_values: bool = False,
 ) -> None:
     """`rope_and_cache` in plain torch."""
     cos, sin = cos_sin[positions.long(), None].chunk(2, -1)
