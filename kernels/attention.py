@@ -41,6 +41,8 @@ by the first range: a scan of its own with a bound for each row, so that no key 
 twice.
 
 Exponentials are to base 2 (log2 e is part of the scale), as the hardware computes them.
+Capped scores (Gemma 2) are cap * tanh(score / cap): queries times keys are multiplied by
+scale / cap before the tanh, and by cap, with log2 e, after it.
 """
 
 import math
@@ -91,9 +93,11 @@ def decode_attention(
     scale: float,
     *,
     window: int = 0,
+    chunked: bool = False,
     sink_tokens: int = 0,
     sinks: Tensor | None = None,
     scales: CacheScales | None = None,
+    cap: float | None = None,
     splits: int | None = None,
     out: Tensor | None = None,
     tune: DecodeTune | None = None,
@@ -105,10 +109,12 @@ def decode_attention(
     block_size, kv_heads, head_dim], the query's own key and value already written; table
     [max_rows, max_blocks] int32, of which sequence i uses row rows[i]; contexts [batch],
     the tokens each attends to (0 gives zeros). window > 0: only the last `window` of
-    them, and the first `sink_tokens` of the sequence. Table entries outside are never
-    read. scale > 0 multiplies the scores. sinks [heads] float32 (gpt-oss' attention
-    sinks): one more logit of each head, whose weight goes to no value. Caches are of the
-    dtype of q or of 8 bits (cache_numbers.py): FP8, or INT8 with its scales.
+    them, and the first `sink_tokens` of the sequence; with `chunked`, those in its own
+    chunk of `window` positions (then without sink_tokens). Table entries outside are
+    never read. scale > 0 multiplies the scores. sinks [heads] float32 (gpt-oss' attention
+    sinks): one more logit of each head, whose weight goes to no value. cap > 0: scores
+    are cap * tanh(score / cap). Caches are of the dtype of q or of 8 bits
+    (cache_numbers.py): FP8, or INT8 with its scales.
 
     splits: ranges that each context is cut into, at most `MAX_SPLITS`; None is
     `num_splits` of the table's width. tune: instead of the table's (attention_tunes.py).
@@ -127,9 +133,11 @@ def decode_attention(
             offsets=torch.arange(len(q), device=q.device),
             scale=scale,
             window=window,
+            chunked=chunked,
             sink_tokens=sink_tokens,
             sinks=sinks,
             scales=scales,
+            cap=cap,
             out=out,
         )
     block_size, kv_heads, dim = k_cache.shape[1:]
@@ -147,9 +155,11 @@ def decode_attention(
         offsets=None,
         scale=scale,
         window=window,
+        chunked=chunked,
         sink_tokens=sink_tokens,
         sinks=sinks,
         scales=scales,
+        cap=cap,
         max_count=1,
         splits=splits,
         out=out,
@@ -172,9 +182,11 @@ def prefill_attention(
     scale: float,
     *,
     window: int = 0,
+    chunked: bool = False,
     sink_tokens: int = 0,
     sinks: Tensor | None = None,
     scales: CacheScales | None = None,
+    cap: float | None = None,
     max_count: int,
     splits: int = 1,
     out: Tensor | None = None,
@@ -209,9 +221,11 @@ def prefill_attention(
             offsets=offsets,
             scale=scale,
             window=window,
+            chunked=chunked,
             sink_tokens=sink_tokens,
             sinks=sinks,
             scales=scales,
+            cap=cap,
             out=out,
             draft_layout=draft_layout,
             max_count=max_count,
@@ -229,9 +243,11 @@ def prefill_attention(
         offsets=offsets,
         scale=scale,
         window=window,
+        chunked=chunked,
         sink_tokens=sink_tokens,
         sinks=sinks,
         scales=scales,
+        cap=cap,
         max_count=max_count,
         splits=splits,
         out=out,
@@ -255,9 +271,11 @@ def _launch(
     offsets: Tensor | None,
     scale: float,
     window: int,
+    chunked: bool,
     sink_tokens: int,
     sinks: Tensor | None,
     scales: CacheScales | None,
+    cap: float | None,
     max_count: int,
     splits: int,
     out: Tensor | None,
@@ -306,7 +324,8 @@ def _launch(
         partials=partials,
         sums=partials[results * dim :],
         arrivals=counters,
-        scale=scale * LOG2_E,
+        scale=(scale if cap is None else cap) * LOG2_E,
+        cap_scale=None if cap is None else scale / cap,
         splits=splits,
         skip=draft_layout.skip if draft_layout else 0,
         stride=draft_layout.stride if draft_layout else 0,
@@ -331,6 +350,7 @@ def _launch(
         depth=max(1, at_once // (merge_rows * dim_pad)),
         drafted=draft_layout is not None,
         sink_tokens=sink_tokens if window else 0,
+        chunked=chunked,
         num_warps=warps,
         num_stages=stages,
         launch_pdl=early(q),
@@ -406,6 +426,8 @@ def attention_reference(
     sinks: Tensor | None = None,
     sink_tokens: int = 0,
     scales: CacheScales | None = None,
+    cap: float | None = None,
+    chunked: bool = False,
 ) -> Tensor:
     """`prefill_attention` in plain torch, float32 inside; decode is chunks of one
     token.
@@ -415,6 +437,8 @@ def attention_reference(
     chunks = torch.stack([column.long() for column in (rows, starts, counts, offsets)], 1)
     for row, start, count, offset in chunks.tolist():
         first = max(0, start - window + 1) if window else 0
+        if chunked:
+            first = start // window * window
         sink_positions = torch.arange(min(sink_tokens, first), device=q.device)
         tokens = torch.arange(first, start + count, device=q.device)
         tokens = torch.cat((sink_positions, tokens))
@@ -445,9 +469,14 @@ def attention_reference(
             value = value.where(~is_draft | value.isfinite(), 0)
         query = q[query_index].float().view(count, kv_heads, q.shape[1] // kv_heads, dim)
         scores = torch.einsum("qhgd,khd->hgqk", query, key) * scale
-        distance = torch.arange(start, start + count, device=q.device)[:, None] - tokens
+        if cap is not None:
+            scores = (scores / cap).tanh_() * cap
+        positions = torch.arange(start, start + count, device=q.device)[:, None]
+        distance = positions - tokens
         unseen = distance < 0
-        if window:
+        if chunked:
+            unseen |= tokens < positions // window * window
+        elif window:
             unseen |= (distance >= window) & (tokens >= sink_tokens)
         scores = scores.masked_fill(unseen, -math.inf)
         if sinks is not None:

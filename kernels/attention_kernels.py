@@ -5,6 +5,7 @@ that range into a running softmax (`_scan`). It stores the result; or, if the co
 split into several ranges, the program that ends last merges their results (`_merge`).
 """
 
+import math
 from typing import NamedTuple
 
 import triton
@@ -12,6 +13,7 @@ import triton.language as tl
 
 from minfer.kernels.pdl import arrive, follow
 
+MINUS_TWO_LOG2_E = tl.constexpr(-2 * math.log2(math.e))
 NOTHING_YET = tl.constexpr(-1e30)  # the initial maximum: finite, below every score
 
 
@@ -63,6 +65,36 @@ def _scores(q, unit, key, k_scale):
 
 
 @triton.jit
+def tanh(x):
+    """tanh by an exponential that does not overflow; NaN stays NaN."""
+    small = tl.exp2(tl.abs(x) * MINUS_TWO_LOG2_E)
+    size = (1 - small) / (1 + small)
+    return tl.where(x < 0, -size, size)
+
+
+@triton.jit
+def _first_visible(position, window: tl.constexpr, chunked: tl.constexpr):
+    """The first key that a query at `position` attends to: of its window, or, with
+    `chunked`, of the chunk of `window` positions that it is in.
+    """
+    if chunked:
+        return tl.maximum(position // window * window, 0)
+    return tl.maximum(position - window + 1, 0)
+
+
+@triton.jit
+def _visible(tokens, positions, window: tl.constexpr, chunked: tl.constexpr):
+    """Which keys `tokens` [tile] the queries at `positions` [rows] attend to."""
+    visible = tokens[None, :] <= positions[:, None]
+    if chunked:
+        first_visible = _first_visible(positions, window, chunked)
+        visible = visible & (tokens[None, :] >= first_visible[:, None])
+    elif window > 0:
+        visible = visible & (tokens[None, :] > positions[:, None] - window)
+    return visible
+
+
+@triton.jit
 def _scan(
     q,
     unit,
@@ -74,7 +106,9 @@ def _scan(
     last_key,
     context,
     scale,
+    cap_scale,
     window: tl.constexpr,
+    chunked: tl.constexpr,
     masked: tl.constexpr,
     drafted: tl.constexpr,
     scaled: tl.constexpr,
@@ -89,7 +123,8 @@ def _scan(
     and their table entries are loaded. Without `masked`, every row sees every key of
     these tiles. `drafted`: queries are drafts to verify. `scaled`: keys and values have
     scales. Keys and values of 8 bits are converted to the dtype of q, which is exact. q
-    was divided by `unit` [rows], unless that is None.
+    was divided by `unit` [rows], unless that is None. cap_scale: scores are tanh of
+    themselves times this, before `scale` multiplies them; None: they are not.
     """
     acc, top, total = softmax
     lanes = tl.arange(0, tile)
@@ -127,10 +162,10 @@ def _scan(
             key = key.to(q.dtype)
             value = value.to(q.dtype)
         scores = _scores(q, unit, key, k_scale if scaled else None)
+        if cap_scale is not None:
+            scores = tanh(scores * cap_scale)
         if masked:
-            visible = tokens[None, :] <= positions[:, None]
-            if window > 0:
-                visible = visible & (tokens[None, :] > positions[:, None] - window)
+            visible = _visible(tokens, positions, window, chunked)
             scores = tl.where(visible, scores, float("-inf"))
             if drafted:
                 accepted = tokens <= context.accepted_until
@@ -229,7 +264,9 @@ def _scan_whole(
     first_key,
     context,
     scale,
+    cap_scale,
     window: tl.constexpr,
+    chunked: tl.constexpr,
     drafted: tl.constexpr,
     scaled: tl.constexpr,
     block_size: tl.constexpr,
@@ -245,7 +282,7 @@ def _scan_whole(
     # Tiles that the window cuts for some row; then those that all rows see completely.
     cut = lo
     if window > 0:
-        cut = tl.minimum(tl.cdiv(tl.maximum(last - window + 1, 0), tile), hi)
+        cut = tl.minimum(tl.cdiv(_first_visible(last, window, chunked), tile), hi)
         softmax = _scan(
             q,
             unit,
@@ -257,7 +294,9 @@ def _scan_whole(
             last,
             context,
             scale,
+            cap_scale,
             window,
+            chunked,
             True,
             drafted,
             scaled,
@@ -278,7 +317,9 @@ def _scan_whole(
         last,
         context,
         scale,
+        cap_scale,
         window,
+        chunked,
         False,
         drafted,
         scaled,
@@ -300,6 +341,7 @@ def _scan_sinks(
     range_index,
     context,
     scale,
+    cap_scale,
     window: tl.constexpr,
     sink_tokens: tl.constexpr,
     drafted: tl.constexpr,
@@ -326,7 +368,9 @@ def _scan_sinks(
         last_key,
         context,
         scale,
+        cap_scale,
         0,
+        False,
         True,
         drafted,
         scaled,
@@ -372,6 +416,7 @@ def attend(
     sums,
     arrivals,
     scale,
+    cap_scale,
     splits,
     skip,
     stride,
@@ -396,6 +441,7 @@ def attend(
     depth: tl.constexpr,
     drafted: tl.constexpr,
     sink_tokens: tl.constexpr,
+    chunked: tl.constexpr,
 ):
     """Grid [tiles of rows * splits, chunks, kv_heads].
 
@@ -405,6 +451,8 @@ def attend(
     block_size, kv_heads] float32, or None. sinks [heads] float32, or None: gpt-oss'
     attention sinks, one more logit of each head, times log2(e); the first range has it.
     sink_tokens: how many keys at the beginning of a sequence are read beside the window.
+    chunked: positions are in chunks of `window`, and queries attend within theirs.
+    cap_scale: of capped scores, which `scale` multiplies after their tanh; or None.
 
     arrivals: a zero for each tile of rows, chunk and key head; zero again afterwards.
     """
@@ -447,7 +495,7 @@ def attend(
         top = tl.where(range_index == 0, sink, top)
         total = tl.where(range_index == 0, 1.0, total)
     softmax = Softmax(acc, top, total)
-    first_key = tl.maximum(first - window + 1, 0) if window > 0 else 0
+    first_key = _first_visible(first, window, chunked) if window > 0 else 0
     scaled: tl.constexpr = k_scales is not None
     context = HeadPages(
         start,
@@ -470,6 +518,7 @@ def attend(
             range_index,
             context,
             scale,
+            cap_scale,
             window,
             sink_tokens,
             drafted,
@@ -501,7 +550,9 @@ def attend(
             first_key,
             context,
             scale,
+            cap_scale,
             window,
+            chunked,
             drafted,
             scaled,
             block_size,
@@ -520,7 +571,9 @@ def attend(
         last,
         context,
         scale,
+        cap_scale,
         window,
+        chunked,
         True,
         drafted,
         scaled,

@@ -36,6 +36,9 @@ Quantized experts. Tiles are decoded as they are multiplied (leaf_tiles.py), for
 number of tokens: activations stay as they are, which schemes of 8 bits would round. So an
 expert's bytes are read once, as they are stored.
 
+Weights of inputs (Llama 4) multiply the sums of gates and ups, before the activation:
+those of a weighed row are the row's, weighed.
+
 Roundings. plain_experts.py rounds gates and ups, silu, and an expert's outputs to the
 activations' dtype. Here all is float32 up to the gated product, which is rounded; outputs
 of experts are rounded where there are many tokens, not where there are few. The
@@ -123,6 +126,15 @@ def _hidden_and_inner(experts: Experts) -> tuple[int, int]:
     return experts.down.weight.shape[1], experts.down.inputs
 
 
+def _weights(
+    experts: Experts, choice: ChosenExperts
+) -> tuple[Tensor | None, Tensor | None]:
+    """Returns the weights of inputs and those of outputs, one of which is None."""
+    if experts.weighs_inputs:
+        return choice.weights, None
+    return None, choice.weights
+
+
 def _scale_group(matrix: Linear, depth: int) -> int:
     """How many inputs share a scale, where sums over several matrices are not scaled at
     their end. A scale of all inputs is that of every pass.
@@ -143,6 +155,7 @@ def _launch_few_tokens(
     hidden, inter = _hidden_and_inner(experts)
     inner = x.new_empty(tokens * top_k, inter)
     gate_up_tune, down_tune = tune
+    of_inputs, of_outputs = _weights(experts, choice)
     few_gate_up[tokens * top_k, triton.cdiv(inter, gate_up_tune.columns)](
         x=x,
         x_stride=x.stride(0),
@@ -152,6 +165,7 @@ def _launch_few_tokens(
         bias=experts.gate_up.bias,
         out=inner,
         ids=choice.ids,
+        weights=of_inputs,
         top_k=top_k,
         columns=inter,
         size=hidden,
@@ -172,7 +186,7 @@ def _launch_few_tokens(
         residual=residual,
         residual_stride=residual.stride(0),
         ids=choice.ids,
-        weights=choice.weights,
+        weights=of_outputs,
         top_k=top_k,
         columns=hidden,
         size=inter,
@@ -195,6 +209,7 @@ def _launch_grouped(
     tokens, top_k = choice.ids.shape
     hidden, inter = _hidden_and_inner(experts)
     tiles = _Tiles(choice, len(experts.down.weight), tune.rows)
+    of_inputs, of_outputs = _weights(experts, choice)
     inner = x.new_empty(tokens * top_k, inter)
     tiles.product(
         x,
@@ -203,15 +218,16 @@ def _launch_grouped(
         experts.activation,
         inner,
         tune.gate_up,
+        of_inputs,
     )
     pair_outputs = x.new_empty(tokens * top_k, hidden)
-    tiles.product(inner, 1, experts.down, None, pair_outputs, tune.down)
+    tiles.product(inner, 1, experts.down, None, pair_outputs, tune.down, None)
     combine[tokens, triton.cdiv(hidden, COMBINE_TILE)](
         pair_outputs=pair_outputs,
         residual=residual,
         residual_stride=residual.stride(0),
         ids=choice.ids,
-        weights=choice.weights,
+        weights=of_outputs,
         size=hidden,
         top_k=top_k,
         tile=COMBINE_TILE,
@@ -255,9 +271,10 @@ class _Tiles:
         activation: Activation | None,
         out: Tensor,
         tune: GroupedTune,
+        weights: Tensor | None,
     ) -> None:
-        """Multiply row pair // `top_k` of x with its expert's matrix, to `out` [pairs,
-        columns].
+        """Multiply row pair // `top_k` of x with its expert's matrix, and, if there are
+        weights, with the pair's, to `out` [pairs, columns].
         """
         columns = out.shape[1]
         grouped[self.max_tiles * triton.cdiv(columns, tune.columns),](
@@ -268,6 +285,7 @@ class _Tiles:
             extras=matrix.extras,
             bias=matrix.bias,
             out=out,
+            weights=weights,
             lists=self.lists,
             tiles=self.tiles,
             tokens=self.tokens,

@@ -2,7 +2,8 @@
 them.
 
 A pair is a token and one of its experts: number token * top_k + k. `ids` and `weights`
-have a value a pair.
+have a value a pair. Weights are of what experts return, or of their inputs: then the
+kernels of gates have them, and those of outputs None.
 """
 
 import triton
@@ -30,6 +31,7 @@ def few_gate_up(
     bias,
     out,
     ids,
+    weights,
     top_k: tl.constexpr,
     columns: tl.constexpr,
     size: tl.constexpr,
@@ -66,6 +68,10 @@ def few_gate_up(
             up = add_lanes(up, v, y)
         gate = tl.sum(gate, 1)
         up = tl.sum(up, 1)
+        if weights is not None:
+            share = tl.load(weights + pair)
+            gate *= share
+            up *= share
         if bias is not None:
             gate += tl.load(bias + line)
             up += tl.load(bias + line + columns)
@@ -140,7 +146,8 @@ def few_down(
     for n in tl.static_range(top_k * passes):
         pair = token * top_k + n // passes
         expert = tl.load(ids + pair).to(tl.int64)
-        share = tl.load(weights + pair, mask=expert >= 0, other=0.0)
+        if weights is not None:
+            share = tl.load(weights + pair, mask=expert >= 0, other=0.0)
         k = n % passes * depth
         lane = k + lanes
         if n < ahead:
@@ -151,11 +158,14 @@ def few_down(
             )
         lane_mask = lane < tl.where(expert >= 0, size, 0)
         y = tl.load(x + pair * size + lane, mask=lane_mask, other=0.0).to(tl.float32)
-        acc = add_lanes(acc, w, (y * share)[None, :])
+        if weights is not None:
+            y *= share
+        acc = add_lanes(acc, w, y[None, :])
         if bias is not None and n % passes == 0:
             bias_pointers = bias + expert * columns + line
             bias_mask = line < tl.where(expert >= 0, columns, 0)
-            start += share * tl.load(bias_pointers, mask=bias_mask, other=0.0)
+            bias_line = tl.load(bias_pointers, mask=bias_mask, other=0.0)
+            start += bias_line if weights is None else share * bias_line
     acc = tl.sum(acc, 1) + start + before
     tl.store(out_pointers, acc.to(residual.dtype.element_ty), mask=column < columns)
 
@@ -229,6 +239,7 @@ def grouped(
     extras,
     bias,
     out,
+    weights,
     lists,
     tiles,
     tokens,
@@ -287,6 +298,8 @@ def grouped(
         )
         if scales is not None and scaled == 0:
             acc *= tl.load(scales + line)[None, :]
+        if weights is not None:
+            acc *= tl.load(weights + pair, mask=row_mask, other=0.0)[:, None]
         if bias is not None:
             acc += tl.load(bias + line)[None, :]
         if activation is not None:
@@ -347,11 +360,14 @@ def combine(
     for i in tl.static_range(top_k):
         pair = token * top_k + i
         is_pair = tl.load(ids + pair) >= 0
-        share = tl.load(weights + pair, mask=is_pair, other=0.0)
         limit = tl.where(is_pair, size, 0)
         pair_output = tl.load(
             pair_outputs + pair * size + lane, mask=lane < limit, other=0.0
         )
-        total += share * pair_output.to(tl.float32)
+        if weights is None:
+            total += pair_output.to(tl.float32)
+        else:
+            share = tl.load(weights + pair, mask=is_pair, other=0.0)
+            total += share * pair_output.to(tl.float32)
     total += before
     tl.store(out_pointers, total.to(residual.dtype.element_ty), mask=mask)

@@ -71,11 +71,16 @@ def _rotate_heads(
     q_head,
     out_head,
     heads,
+    query_scale,
+    plain: tl.constexpr,
+    plain_pad: tl.constexpr,
     half: tl.constexpr,
     half_pad: tl.constexpr,
     interleaved: tl.constexpr,
 ):
-    """Rotate heads `head` of a token's queries, at q, and store them at `out`."""
+    """Rotate heads `head` of a token's queries, at q, and store them at `out`. With a
+    factor `query_scale`, it multiplies them, and the `plain` numbers before each there.
+    """
     lane = tl.arange(0, half_pad)[None, :]
     head = head[:, None]
     mask = (head < heads) & (lane < half)
@@ -85,8 +90,18 @@ def _rotate_heads(
     high = tl.load(q + head * q_head + second, mask=mask, other=0.0).to(tl.float32)
     cos = cos[None, :]
     sin = sin[None, :]
-    tl.store(out + head * out_head + first, low * cos - high * sin, mask=mask)
-    tl.store(out + head * out_head + second, high * cos + low * sin, mask=mask)
+    left = low * cos - high * sin
+    right = high * cos + low * sin
+    if query_scale is not None:
+        left *= query_scale
+        right *= query_scale
+        dims = tl.arange(0, plain_pad)[None, :]
+        plain_mask = (head < heads) & (dims < plain)
+        plain_pointers = out + head * out_head - plain + dims
+        numbers = tl.load(plain_pointers, mask=plain_mask, other=0.0).to(tl.float32)
+        tl.store(plain_pointers, numbers * query_scale, mask=plain_mask)
+    tl.store(out + head * out_head + first, left, mask=mask)
+    tl.store(out + head * out_head + second, right, mask=mask)
 
 
 # Tokens may begin anywhere among a step's.
@@ -100,6 +115,7 @@ def _write_latent(
     cache,
     q,
     out,
+    query_scales,
     eps,
     kv_row,
     q_row,
@@ -114,6 +130,8 @@ def _write_latent(
     latent_pad: tl.constexpr,
     half: tl.constexpr,
     half_pad: tl.constexpr,
+    plain: tl.constexpr,
+    plain_pad: tl.constexpr,
     height: tl.constexpr,
     interleaved: tl.constexpr,
 ):
@@ -128,7 +146,8 @@ def _write_latent(
     )
     follow()
     lane = tl.arange(0, half_pad)
-    angle = cos_sin + tl.load(positions + token).to(tl.int64) * (2 * half) + lane
+    position = tl.load(positions + token).to(tl.int64)
+    angle = cos_sin + position * (2 * half) + lane
     cos = tl.load(angle, mask=lane < half, other=0.0)
     sin = tl.load(angle + half, mask=lane < half, other=0.0)
     if group == 0:
@@ -149,6 +168,9 @@ def _write_latent(
             interleaved,
         )
     else:
+        query_scale = None
+        if query_scales is not None:
+            query_scale = tl.load(query_scales + position)
         _rotate_heads(
             q + token * q_row,
             out + token * out_row,
@@ -158,6 +180,9 @@ def _write_latent(
             q_head,
             out_head,
             heads,
+            query_scale,
+            plain,
+            plain_pad,
             half,
             half_pad,
             interleaved,
@@ -175,6 +200,8 @@ def write_latent(
     *,
     out: Tensor | None = None,
     interleaved: bool = True,
+    query_scales: Tensor | None = None,
+    plain_dim: int = 0,
 ) -> None:
     """Norm latents, rotate keys, write both to the cache, and rotate queries, in one
     launch.
@@ -190,6 +217,9 @@ def write_latent(
     Angle i turns the numbers (2i, 2i + 1), of keys and queries, and they stay there
     (transformers' DeepSeek-V3 then moves them to (i, i + half), which changes no product
     of a key and a query); without `interleaved` it turns (i, i + half).
+
+    query_scales [positions] float32: factors of queries. The `plain_dim` numbers that
+    stand before each rotated part in `out` are multiplied with them in place.
     """
     out = q if out is None else out
     latent, rotated = kv.shape[1] - cos_sin.shape[1], cos_sin.shape[1]
@@ -201,7 +231,20 @@ def write_latent(
             f"{tuple(q.shape)} and out {tuple(out.shape)} do not fit together"
         )
     if not on_triton(kv):
-        _write_reference(kv, norm, cos_sin, positions, slots, cache, q, out, interleaved)
+        factors = None if query_scales is None else query_scales[positions.long()]
+        _write_reference(
+            kv,
+            norm,
+            cos_sin,
+            positions,
+            slots,
+            cache,
+            q,
+            out,
+            interleaved,
+            factors,
+            plain_dim,
+        )
         return
     height = min(HEADS_PER_PROGRAM, triton.next_power_of_2(q.shape[1]))
     _write_latent[len(kv), 1 + triton.cdiv(q.shape[1], height)](
@@ -213,6 +256,7 @@ def write_latent(
         cache=cache,
         q=q,
         out=out,
+        query_scales=query_scales,
         eps=norm.eps,
         kv_row=kv.stride(0),
         q_row=q.stride(0),
@@ -227,6 +271,8 @@ def write_latent(
         latent_pad=triton.next_power_of_2(latent),
         half=rotated // 2,
         half_pad=triton.next_power_of_2(rotated // 2),
+        plain=plain_dim,
+        plain_pad=triton.next_power_of_2(max(1, plain_dim)),
         height=height,
         interleaved=interleaved,
         num_warps=2,
@@ -244,8 +290,10 @@ def _write_reference(
     q: Tensor,
     out: Tensor,
     interleaved: bool,
+    factors: Tensor | None = None,
+    plain_dim: int = 0,
 ) -> None:
-    """`write_latent` in plain torch."""
+    """`write_latent` in plain torch; `factors` [tokens] are of queries."""
     cos, sin = cos_sin[positions.long(), None].chunk(2, -1)
     latent = len(norm.weight)
 
@@ -264,4 +312,11 @@ def _write_reference(
     keys = rotate(kv[:, None, latent:])[:, 0].to(kv.dtype)
     written = slots >= 0
     write(cache, None, slots[written], torch.cat((normed, keys), 1)[written])
-    out.copy_(rotate(q))
+    if factors is None:
+        out.copy_(rotate(q))
+        return
+    plain = out.as_strided(
+        (*out.shape[:2], plain_dim), out.stride(), out.storage_offset() - plain_dim
+    )
+    plain.copy_(plain.float() * factors[:, None, None])
+    out.copy_(rotate(q) * factors[:, None, None])

@@ -295,6 +295,7 @@ class HeadWeights:
     # [head_dim], the same for each query head, or [heads, head_dim]
     q_norm: Norm | None = None
     k_norm: Norm | None = None
+    v_norm: Norm | None = None  # of each value head, beside the others
     norms_after_rope: bool = False  # heads are rotated, then normalised (Hunyuan)
     sinks: "Tensor | None" = None  # [heads] float32
 
@@ -331,6 +332,8 @@ class RoutingRule:
 
     top_k: int
     scores: Literal["softmax", "sigmoid"] = "softmax"
+    # Logits choose, not scores, which are equal where float32 rounds them to 1.
+    by_logits: bool = False
     normalise: bool = True  # weights of the chosen experts sum to 1
     scaling: float = 1.0  # multiplies the weights
     groups: int = 1  # of equally many consecutive experts
@@ -347,6 +350,8 @@ class ExpertRouter:
     bias: "Tensor | None" = None  # [experts], of the logits
     # [experts] float32: added to scores to choose, not in the weights
     correction: "Tensor | None" = None
+    # [experts]: multiplies the weights of chosen experts
+    expert_scale: "Tensor | None" = None
     rule: RoutingRule
     # The first of this rank's experts, and how many it has: ids of chosen ones count from
     # there, and those of others are -1. None: it has all.
@@ -371,3 +376,4 @@ class Experts:
     gate_up: Linear  # 2 * inter outputs: gates, then what they multiply
     down: Linear  # hidden outputs
     activation: Activation = "silu"
+    weighs_inputs: bool = False  # a choice's weights multiply inputs, not outputs

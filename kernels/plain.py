@@ -197,6 +197,13 @@ def advance(
     torch.sub(drawn, broken, out=out[: rows.shape[0]])
 
 
+def scale_logits(logits: Tensor, scale: float, cap: float | None = None) -> None:
+    """See `scaled_logits.scale_logits`."""
+    factor = scale if cap is None else scale / cap
+    wide = logits.float().mul_(factor)  # float32 logits themselves
+    logits.copy_(wide if cap is None else wide.tanh_().mul_(cap))
+
+
 def store_logits(logits: Tensor, rows: Tensor, out: Tensor, scratch: int) -> None:
     """Store logits of rows that are not the scratch row; see masked_logits.py."""
     is_stored = rows != scratch

@@ -19,7 +19,9 @@ def route(x: Tensor, router: ExpertRouter, real: Tensor | None = None) -> Chosen
     rule, kind = router.rule, router.weight.dtype
     logits = F.linear(x.to(kind), router.weight, router.bias).float()
     scores = logits.sigmoid() if rule.scores == "sigmoid" else logits.softmax(-1)
-    ranked = scores if router.correction is None else scores + router.correction
+    ranked = logits if rule.by_logits else scores
+    if router.correction is not None:
+        ranked = ranked + router.correction
     if rule.groups > rule.kept_groups:
         by_group = ranked.view(len(ranked), rule.groups, ranked.shape[1] // rule.groups)
         best = by_group.topk(1 + (rule.ranked_by == "best_two"), -1).values.sum(-1)
@@ -60,11 +62,13 @@ def add_experts(
     hit = [(expert, len([*run])) for expert, run in groupby(ids[padding:])]
     order = order[padding:]
     tokens = order // choice.ids.shape[1]
-    inner = gated_mul(
-        _products(x.index_select(0, tokens), experts.gate_up, hit), experts.activation
-    )
+    inputs, weights = x.index_select(0, tokens), choice.weights.flatten()[order, None]
+    if experts.weighs_inputs:
+        inputs.mul_(weights.to(inputs.dtype))
+    inner = gated_mul(_products(inputs, experts.gate_up, hit), experts.activation)
     outputs = _products(inner, experts.down, hit).float()
-    outputs.mul_(choice.weights.flatten()[order, None])
+    if not experts.weighs_inputs:
+        outputs.mul_(weights)
     total = torch.zeros_like(residual, dtype=torch.float32)
     residual.add_(total.index_add_(0, tokens, outputs))
 

@@ -38,6 +38,8 @@ def _rope(
     slot_stride,
     q_norm,
     k_norm,
+    v_norm,
+    query_scales,
     eps,
     heads,
     kv_heads,
@@ -48,6 +50,7 @@ def _rope(
     norms_last: tl.constexpr,
     norm_stride: tl.constexpr,
     centered: tl.constexpr,
+    keys_are_values: tl.constexpr,
     height: tl.constexpr,
     shared: tl.constexpr,
 ):
@@ -64,9 +67,15 @@ def _rope(
     row_mask = token < tokens
     mask = (lane < half) & row_mask[:, None]
     inner = (row % height)[:, None] * (2 * half) + lane
-    qkv_pointers = qkv + token[:, None] * stride + head * (2 * half) + inner
+    source = head
+    if keys_are_values:
+        source = tl.where(value, head - kv_heads, head)
+    qkv_pointers = qkv + token[:, None] * stride + source * (2 * half) + inner
     if normed:
-        weight = tl.where(query, q_norm, k_norm) + lane
+        weight = tl.where(query, q_norm, k_norm)
+        if v_norm is not None:
+            weight = tl.where(value, v_norm, weight)
+        weight += lane
         if norm_stride:  # each head has its own factors
             first_head = tl.where(value, 0, head - tl.where(query, 0, heads))
             weight += (first_head + row % height)[:, None] * norm_stride
@@ -99,8 +108,16 @@ def _rope(
             left.dtype,
             centered,
         )
-    low = tl.where(value, left.to(tl.float32), turned_low)
-    high = tl.where(value, right.to(tl.float32), turned_high)
+    if v_norm is None:
+        first = left.to(tl.float32)
+        second = right.to(tl.float32)
+    low = tl.where(value, first, turned_low)
+    high = tl.where(value, second, turned_high)
+    if query_scales is not None:
+        query_scale = tl.load(query_scales + place, mask=row_mask, other=1.0)
+        query_scale = tl.where(query, query_scale, 1.0)[:, None]
+        low *= query_scale
+        high *= query_scale
     slot = tl.load(slots + token, mask=row_mask, other=-1).to(tl.int64)[:, None]
     number = head - heads - tl.where(value, kv_heads, 0)
     cache = (
@@ -179,8 +196,11 @@ def rope_and_cache(
     q_norm: Norm | None = None,
     k_norm: Norm | None = None,
     scales: CacheScales | None = None,
+    v_norm: Norm | None = None,
     *,
     norms_last: bool = False,
+    query_scales: Tensor | None = None,
+    keys_are_values: bool = False,
 ) -> None:
     """Rotate queries in `qkv` [tokens, (heads + 2 kv_heads) * dim] in place, and write
     rotated keys and the values to the cache.
@@ -189,8 +209,11 @@ def rope_and_cache(
     [tokens] are block * block_size + offset; a token with a negative one is not written.
     Caches are [blocks, block_size, kv_heads, dim], of the dtype of qkv or of 8 bits
     (cache_numbers.py), with `scales` if INT8. `q_norm` and `k_norm`, both or neither,
-    before the rotation unless `norms_last`: [dim], or of each head its own [heads, dim].
-    Computes in float32; keys and values in `qkv` stay as they are.
+    before the rotation unless `norms_last`: [dim], or of each head its own [heads, dim];
+    beside them, before it, `v_norm`, of values. keys_are_values: qkv has no values, they
+    are the keys as they are in it. kv_heads 0: nothing is written. `query_scales`
+    [positions] float32: factors of rotated queries. Computes in float32; keys and values
+    in `qkv` stay as they are.
     """
     if not on_triton(qkv):
         _reference(
@@ -205,7 +228,10 @@ def rope_and_cache(
             q_norm,
             k_norm,
             scales,
+            v_norm,
             norms_last=norms_last,
+            query_scales=query_scales,
+            keys_are_values=keys_are_values,
         )
         return
     half = cos_sin.shape[1] // 2
@@ -225,6 +251,8 @@ def rope_and_cache(
         slot_stride=k_cache.stride(1),
         q_norm=None if q_norm is None else q_norm.weight,
         k_norm=None if k_norm is None else k_norm.weight,
+        v_norm=None if v_norm is None else v_norm.weight,
+        query_scales=query_scales,
         eps=0.0 if q_norm is None else q_norm.eps,
         heads=heads,
         kv_heads=kv_heads,
@@ -235,6 +263,7 @@ def rope_and_cache(
         norms_last=norms_last,
         norm_stride=0 if q_norm is None or q_norm.weight.dim() == 1 else 2 * half,
         centered=q_norm is not None and q_norm.centered,
+        keys_are_values=keys_are_values,
         height=height,
         shared=shared,
         num_warps=4 if shared > 1 else 1,
@@ -254,8 +283,11 @@ def _reference(
     q_norm: Norm | None,
     k_norm: Norm | None,
     scales: CacheScales | None,
+    v_norm: Norm | None = None,
     *,
     norms_last: bool = False,
+    query_scales: Tensor | None = None,
+    keys_are_values: bool = False,
 ) -> None:
     """`rope_and_cache` in plain torch."""
     cos, sin = cos_sin[positions.long(), None].chunk(2, -1)
@@ -268,10 +300,18 @@ def _reference(
             return turned
         return normalise(turned.to(x.dtype), norm)
 
-    by_head = qkv.view(len(qkv), heads + 2 * kv_heads, -1)
-    query, key, value = by_head.split([heads, kv_heads, kv_heads], 1)
-    query.copy_(rotate(query, q_norm))
+    by_head = qkv.view(len(qkv), -1, cos_sin.shape[1])
+    query, key = by_head[:, :heads], by_head[:, heads : heads + kv_heads]
+    value = key if keys_are_values else by_head[:, heads + kv_heads :]
+    rotated = rotate(query, q_norm)
+    if query_scales is not None:
+        rotated *= query_scales[positions.long(), None, None]
+    query.copy_(rotated)
+    if not kv_heads:
+        return
     written = slots >= 0
+    if v_norm is not None:
+        value = normalise(value, v_norm)
     new_entries = rotate(key, k_norm)[written].to(qkv.dtype), value[written]
     for cache, new, scale in zip(
         (k_cache, v_cache), new_entries, scales or (None, None), strict=True

@@ -81,6 +81,7 @@ def choose(
     experts: tl.constexpr,
     top_k: tl.constexpr,
     sigmoid: tl.constexpr,
+    by_logits: tl.constexpr,
     normalise: tl.constexpr,
     groups: tl.constexpr,
     kept_groups: tl.constexpr,
@@ -106,7 +107,7 @@ def choose(
     else:
         powers = tl.exp(x - tl.max(x))
         scores = powers / tl.sum(powers)
-    ranked = scores
+    ranked = x if by_logits else scores
     if correction is not None:
         ranked += tl.load(correction + expert, mask=mask, other=0.0)
     if groups > kept_groups:
@@ -161,6 +162,7 @@ def route(x: Tensor, router: ExpertRouter, real: Tensor | None = None) -> Chosen
         experts=experts,
         top_k=rule.top_k,
         sigmoid=rule.scores == "sigmoid",
+        by_logits=rule.by_logits,
         normalise=rule.normalise,
         groups=groups,
         kept_groups=min(rule.kept_groups, groups),

@@ -95,6 +95,10 @@ class ConfigReader:
             raise self.error(key, expected)
         return float(value)
 
+    def optional_positive(self, key: str) -> float | None:
+        """Returns a positive number; None when absent, as is the key ""."""
+        return None if self.is_absent(key) else self.positive(key)
+
     def flag(self, key: str) -> bool:
         """Returns true or false; false when absent."""
         value = self.config.get(key)

@@ -38,6 +38,7 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "attention_chunk_size": (),
     "index_topk": (),
     "num_kv_shared_layers": (0,),
+    "per_layer_config": ({},),
     # positions (SmolLM 3, MPT, Falcon)
     "no_rope_layers": ([],),
     "no_rope_layer_interval": (0,),
@@ -61,6 +62,12 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "rope_interleave": (True,),
     },
     "deepseek_v3": {"topk_method": ("noaux_tc",)},
+    "gemma2": {"sliding_window_pattern": (2,)},
+    # Text attends to what is before it alone under "vision".
+    "gemma4_text": {
+        "use_bidirectional_attention": ("vision",),
+        "rope_scaling": (),
+    },
     "glm4_moe_lite": {"topk_method": ("noaux_tc",)},
     "glm4_moe": {"topk_method": ("noaux_tc",)},
     # Text halves, whose classes do this whatever the field of the family says.
@@ -70,6 +77,16 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "phi": {"qk_layernorm": (False,)},
     # n_embed is an older name of hidden_size; transformers cannot set head_dim.
     "falcon": {"num_ln_in_parallel_attn": (1, 2), "n_embed": (), "head_dim": ()},
+    "mistral4": {"topk_method": ()},
+    # As published; transformers' class reads none of them.
+    "mimo_v2_flash": {
+        "topk_method": ("noaux_tc",),
+        "attention_chunk_size": (128,),
+        "moe_layer_freq": ([0, *[1] * 47],),
+        "first_k_dense_replace": (1,),
+        "layernorm_epsilon": (1e-5,),
+        "swa_num_key_value_heads": (8,),
+    },
 }
 # Fields of transformers' classes, by `model_type`, that their forwards do not read.
 UNREAD: Final[Mapping[str, frozenset[str]]] = {
@@ -87,7 +104,8 @@ _NAMES: Final = (
     "bos_token_id pad_token_id eos_token_id initial_context_length cache_implementation "
     "boi_token_index eoi_token_index image_token_index mm_tokens_per_image "
     "vision_config experts_per_token return_dict problem_type id2label label2id "
-    "chunk_size_feed_forward is_encoder_decoder _sliding_window_pattern"
+    "for_llm_compressor chunk_size_feed_forward is_encoder_decoder "
+    "_sliding_window_pattern"
 )
 # Fields that do not change the logits of any family.
 INERT: Final = frozenset(f"{_TRAINING} {_OUTPUTS} {_NAMES}".split())
@@ -98,6 +116,7 @@ INERT_OF: Final[Mapping[str, frozenset[str]]] = {
     "deepseek_v2": _MLA | {"norm_topk_prob"},
     "deepseek_v3": _MLA,
     "glm4_moe_lite": _MLA,
+    "mistral4": _MLA,
     "youtu": _MLA | {"embedding_initializer_range"},
     "gpt_oss": frozenset({"hidden_act"}),
     "cohere2": frozenset({"head_dim"}),  # which it derives
@@ -125,8 +144,15 @@ def fields_read(family: Family) -> set[str]:
         family.score_multiplier,
         family.logit_multiplier,
         family.logit_divisor,
+        family.logit_cap,
+        family.score_cap,
     }
     fields |= {*family.aliases}.union(*(variant.when for variant in family.variants))
+    if family.windows == "chunked":
+        fields.add("attention_chunk_size")
+    fields |= {family.shared_layers}
+    if family.full_heads is not None:
+        fields |= {"per_layer_config"}
     if family.rotated_layers == "listed":
         fields |= {"no_rope_layers", "no_rope_layer_interval"}
     return fields & NEUTRAL.keys()

@@ -42,7 +42,7 @@ from attrs import evolve, frozen
 from minfer.blocks.ownership import blocks_for
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import kv_dtype_bytes
-from minfer.effects.models.layout.cache_layout import layout_for
+from minfer.effects.models.layout.cache_layout import layout_for, one_group
 from minfer.effects.models.layout.shapes import (
     activation_bytes,
     captured_tokens,
@@ -161,7 +161,8 @@ def plan_memory(
     specs = [spec] if draft is None else [spec, draft]
     layout = layout_for(spec, sizes.groups)
     token_bytes = layout.layers_a_page * layer_kv_bytes_per_token(spec)
-    token_bytes += 0 if draft is None else kv_bytes_per_token(draft)
+    if draft is not None:
+        token_bytes += one_group(draft).layers_a_page * layer_kv_bytes_per_token(draft)
     block_bytes = token_bytes * sizes.block_size
     if cuda:
         tokens = sizes.max_num_batched_tokens
@@ -356,7 +357,7 @@ def describe(
         (other_memory[0], f"{size_text(other_memory[1])} (estimated)"),
         ("KV cache", f"{size_text(plan.kv_cache)} in {plan.num_blocks} blocks"),
         ("in all", f"{size_text(plan.total)} {limit}"),
-        *(("KV format", kv_format.text) for kv_format in plan.spec.kv_formats),
+        *(("KV format", kept.text) for kept in plan.spec.kv_formats if kept.layers),
         *_kv_rows(plan),
         ("largest context here", f"{plan.largest_context} tokens at batch 1"),
     ]

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
+from minfer.effects.execution.tiers.peers.peer_plan import PeerPlan
 from minfer.effects.models.architecture.attention_window import with_attention_window
 from minfer.effects.models.architecture.kv_format import AUTO, KV_CACHE_DTYPES
 from minfer.effects.models.architecture.mla import MLA
@@ -122,6 +123,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
     spec = _with_cache_dtype(spec, args.kv_cache_dtype, device)
     window, sinks = args.attention_window, args.attention_sink_tokens
     spec = with_attention_window(spec, window, sinks)
+    check_peers(args.kv_peers, spec)
     if warns:
         warn_of_adapter(folder)
         warn_of_cache_scheme(raw_config, config_name, spec.kv_dtype)
@@ -234,6 +236,20 @@ def _quantized(spec: ModelSpec, folder: Path, args: EngineArgs) -> ModelSpec:
     return as_stored(spec, folder) if has_files else spec
 
 
+def check_peers(plan: PeerPlan | None, spec: ModelSpec) -> None:
+    """Refuse to exchange blocks that ranks of several sizes divide in more ways than by
+    key heads. Raises ConfigError.
+    """
+    if plan is None or not spec.has_mixed_layers:
+        return
+    if max(plan.prefill_ranks, plan.decode_ranks) > 1:
+        raise ConfigError(
+            f"prefill and decode apart (--prefill, --decode) are not supported for "
+            f"{spec.family.architecture} over several GPUs each, as its layers keep "
+            f"different numbers of a token; use one for each (tensor_parallel_size)"
+        )
+
+
 def _check_ranks(
     args: EngineArgs,
     config: EngineConfig,
@@ -284,6 +300,11 @@ def _with_cache_dtype(spec: ModelSpec, name: str, device: DeviceInfo) -> ModelSp
         raise ConfigError(
             f"kv_cache_dtype {name!r} is for keys and values of heads, and this model "
             "keeps latents (MLA); choose fp8 or auto"
+        )
+    if dtype == INT8 and spec.has_mixed_layers:
+        raise ConfigError(
+            f"kv_cache_dtype {name!r} is not supported for {spec.family.architecture}, "
+            f"whose layers keep different numbers of a token; choose fp8 or auto"
         )
     if (
         dtype == FP8

@@ -33,6 +33,14 @@ _QWEN_WINDOW: Final[Option] = (
     {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 3},
 )
 _MIXED: Final[Option] = ({}, {"layer_types": ["full_attention", "sliding_attention"] * 2})
+_SLIDING: Final = ["full_attention", *["sliding_attention"] * 2, "full_attention"]
+_GEMMA4_EXPERTS: Final = {
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 24,
+}
+_INPUTS: Final = {"hidden_size_per_layer_input": 12}
 _QWEN_MIXED: Final = {**_QWEN_WINDOW[2], **_MIXED[1]}
 _UNROTATED_WINDOW: Final[Option] = tuple(
     {"use_sliding_window": window is not None, "sliding_window": window}
@@ -65,6 +73,11 @@ _MLA_DIMS: Final[Option] = (
     {"qk_nope_head_dim": 16, "v_head_dim": 24, "kv_lora_rank": 16},
 )
 _MLA: Final = (_TIED, _EPS, _BIAS, _QUERIES, _MLA_ROPE, _MLA_DIMS, _FIRST, _SCALED)
+_SCALED_ROPE: Final[Option] = tuple(
+    {"rope_parameters": ROPES[name] | beta | {"original_max_position_embeddings": 8}}
+    for name in ("yarn", "linear", "default")
+    for beta in ({"llama_4_scaling_beta": 0.7}, {"llama_4_scaling_beta": 2.0})
+)
 _LIMITED: Final[Option] = tuple(
     {**groups, "topk_method": "group_limited_greedy"} for groups in _GROUPS
 )
@@ -98,8 +111,42 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
     "Qwen2": ("plain", (*_EVERY, (*_QWEN_WINDOW, _QWEN_MIXED))),
     "Qwen3": ("plain", (*_EVERY, _BIAS, _DIM, _QWEN_WINDOW)),
     "Llama": ("plain", (*_EVERY, _BIAS, _DIM, ({}, {"mlp_bias": True}))),
+    "Llama4": (
+        "chunks",
+        (
+            *(_TIED, _EPS, _HEADS, _ROPE, _BIAS, _DIM, _TOP),
+            (*({"attention_chunk_size": size} for size in (WINDOW, 7, None)),),
+            ({}, {"use_qk_norm": False}),
+            ({}, {"no_rope_layers": [0, 1, 0, 1]}, {"no_rope_layer_interval": 1}),
+            ({}, {"moe_layers": [1]}, {"interleave_moe_layer_step": 2}),
+            ({}, {"attn_temperature_tuning": False}, {"attn_scale": 0.3}),
+            ({}, {"floor_scale": 3}),
+        ),
+    ),
+    "MiMoV2Flash": (
+        "plain",
+        (
+            *(_TIED, _EPS, _BIAS, _GROUPS, _NORMALISED, _SCALED, _TOP, _WINDOW[1:]),
+            tuple({"num_key_value_heads": count} for count in (2, 1)),
+            ({}, {"v_head_dim": 24}, {"v_head_dim": 8}),
+            ({}, {"attention_value_scale": None}, {"attention_value_scale": 1.7}),
+            ({}, {"mlp_layer_types": ["sparse", "dense"] * 2}),
+            _MIXED,
+        ),
+    ),
     "Mistral": ("plain", (*_EVERY, _DIM, _WINDOW)),
     "Ministral": ("windows", (*_EVERY, _DIM, _WINDOW, _MIXED)),
+    "Ministral3": (
+        "scaled queries",
+        (_TIED, _EPS, _HEADS, _DIM, _WINDOW, _SCALED_ROPE),
+    ),
+    "Mistral4": (
+        "experts",
+        (
+            *(_TIED, _EPS, _BIAS, _QUERIES, _SCALED_ROPE[:4], _MLA_DIMS, _FIRST),
+            *(_SCALED, _GROUPS, _NORMALISED, _SHARED, ({}, {"rope_interleave": False})),
+        ),
+    ),
     "Mixtral": ("experts", (*_EVERY, _DIM, _WINDOW, _TOP)),
     "Qwen2Moe": (
         "experts",
@@ -151,6 +198,47 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
             _DIM,
         ),
     ),
+    "Gemma2": (
+        "caps",
+        (
+            *_EVERY,
+            _BIAS,
+            _DIM,
+            _WINDOW,
+            _MIXED,
+            ({}, {"query_pre_attn_scalar": 9}),
+            ({}, {"attn_logit_softcapping": None}, {"attn_logit_softcapping": 5.0}),
+            ({}, {"final_logit_softcapping": None}, {"final_logit_softcapping": 9.0}),
+        ),
+    ),
+    "Gemma4": (
+        "plain",
+        (
+            _TIED,
+            _EPS,
+            _HEADS[:2],
+            _BIAS,
+            _WINDOW[1:],
+            ({"layer_types": _SLIDING}, _MIXED[1], {"layer_types": _SLIDING[::-1]}),
+            ({"global_head_dim": 32}, {"global_head_dim": 8}, {"global_head_dim": 16}),
+            (
+                {},
+                {"attention_k_eq_v": True},
+                {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+                {"num_global_key_value_heads": 4},
+            ),
+            # transformers cannot share keys without inputs of layers.
+            (
+                {},
+                _INPUTS,
+                _INPUTS | {"num_kv_shared_layers": 2},
+                _INPUTS | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+            ),
+            ({}, {"final_logit_softcapping": 3.0}),
+            ({}, {"rope_parameters": _OWN_ROPES}),
+            ({}, _GEMMA4_EXPERTS, _GEMMA4_EXPERTS | {"top_k_experts": 1}),
+        ),
+    ),
     "Gemma3": (
         "pattern",
         (
@@ -161,6 +249,7 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
             _MIXED,
             ({}, {"query_pre_attn_scalar": 9}),
             ({}, {"rope_parameters": _OWN_ROPES}),
+            ({}, {"final_logit_softcapping": 3.0}),
         ),
     ),
     "Granite": (

@@ -52,6 +52,7 @@ CASES: Final = {
     },
     ("DeepseekV3", "groups"): {"moe_intermediate_size": 32, "v_head_dim": 16},
     ("GptOss", "alternate"): {},
+    ("Gemma2", "caps"): {},
     ("Gemma3", "pattern"): {},
     ("Granite", "multipliers"): {},
     ("Olmo2", "norms behind"): {},
@@ -59,6 +60,11 @@ CASES: Final = {
     ("Cohere", "norms of heads"): {},
     ("StableLm", "all"): {},
     ("Falcon", "two norms"): {},
+    ("Gemma4", "shared keys"): {"hidden_size_per_layer_input": 32},
+    ("Gemma4", "all"): {
+        "hidden_size_per_layer_input": 32,
+        "moe_intermediate_size": 32,
+    },
 }
 # Groups of 128 are wider than these models.
 SCHEMES: Final = ("fp8", "fp8_per_block", "int8", "int4-g32", "mxfp4", "nvfp4")

@@ -42,6 +42,7 @@ SMALL: dict[str, Any] = {
 }
 FAMILIES = [
     ("Gemma3", "pattern"),
+    ("Gemma4", "small full heads"),
     next(key for key in VARIANTS if key[0] == "GptOss"),
     next(key for key in VARIANTS if key[0] == "DeepseekV3"),
 ]

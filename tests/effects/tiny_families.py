@@ -3,6 +3,7 @@ it.
 """
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any, Final
 
 import torch
@@ -50,6 +51,11 @@ _UPPER: Final = {
     "max_window_layers": 1,
 }
 _MIXED: Final = ["sliding_attention", "full_attention", "sliding_attention"]
+# Factors of queries by position, from the 8th token on.
+_SCALED: Final = {"llama_4_scaling_beta": 0.7, "original_max_position_embeddings": 8}
+_SCALED_YARN: Final = (
+    _YARN | _SCALED | {"factor": 16.0, "mscale": 1.0, "mscale_all_dim": 0.8}
+)
 _DYNAMIC: Final = {"rope_type": "dynamic", "factor": 4.0}
 _NEOX: Final = {"head_dim": None, "initializer_range": 2.0}
 _EXPERTS: Final = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -135,9 +141,41 @@ _LONGROPE: Final = {
 _FALCON: Final = {"head_dim": ...}
 _FALCON_40B: Final = _FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}
 _COHERE: Final = {"sliding_window": WINDOW}
+_CAPS: Final = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
 _BY_KIND: Final = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+_LLAMA4: Final = {
+    "num_hidden_layers": 4,
+    "attention_chunk_size": WINDOW,
+    "intermediate_size": 24,
+    "intermediate_size_mlp": 40,
+    "num_local_experts": 4,
+    "floor_scale": 6,
+    "attn_scale": 0.8,
+}
+_GEMMA4: Final = {
+    "sliding_window": WINDOW,
+    "layer_types": _MIXED,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 160,
+}
+_GEMMA4_EXPERTS: Final = {
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 24,
+}
+_LAYER_INPUTS: Final = {"hidden_size_per_layer_input": 12}
+_MIMO: Final = {
+    "head_dim": 24,
+    "v_head_dim": 16,
+    "sliding_window": WINDOW,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
 }
 _EVERY: Final[dict[str, Any]] = {
     "plain": {},
@@ -158,6 +196,75 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         "attention_bias": _BIAS,
         "mlp_bias": {"mlp_bias": True},
         "biases, tied": _BIAS | _TIED | {"mlp_bias": True},
+    },
+    "Llama4": {
+        "chunks": _LLAMA4,
+        "every layer rotated": _LLAMA4
+        | _TIED
+        | {
+            "no_rope_layers": [1, 1, 1, 1],
+            "moe_layers": [1, 3],
+            "rope_parameters": _YARN | {"attention_factor": 1.3},
+            "rms_norm_eps": 1e-2,
+        },
+        "listed": _LLAMA4
+        | _BIAS
+        | {
+            "layer_types": [
+                "full_attention",
+                "chunked_attention",
+                "chunked_attention",
+                "full_attention",
+            ],
+            "no_rope_layers": [0, 1, 0, 1],
+            "use_qk_norm": False,
+            "num_experts_per_tok": 2,
+            "head_dim": 32,
+            "initializer_range": 0.2,
+        },
+        "no chunks": _LLAMA4
+        | {
+            "attention_chunk_size": None,
+            "attn_temperature_tuning": False,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layer_interval": 3,
+            "rope_parameters": ROPES["llama3"],
+        },
+        "dense": _LLAMA4
+        | {"moe_layers": [], "attention_chunk_size": 8, "no_rope_layers": [1, 0, 1, 0]},
+    },
+    "MiMoV2Flash": {
+        "plain": _MIMO,
+        "listed": _MIMO
+        | _BIAS
+        | {
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "mlp_layer_types": ["sparse", "sparse", "dense"],
+            "attention_value_scale": None,
+            "v_head_dim": 24,
+            "num_key_value_heads": 1,
+            "rope_parameters": {
+                "full_attention": ROPES["llama3"] | {"partial_rotary_factor": 0.5},
+                "sliding_attention": ROPES["default"] | {"partial_rotary_factor": 1.0},
+            },
+        },
+        "groups": _MIMO
+        | _TIED
+        | {
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+            "norm_topk_prob": False,
+            "attention_value_scale": 1.3,
+            "rms_norm_eps": 1e-2,
+            "num_hidden_layers": 6,
+        },
+        "window last": _MIMO
+        | {
+            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            "v_head_dim": 8,
+            "num_attention_heads": 8,
+        },
     },
     "Mistral": _EVERY
     | {
@@ -184,6 +291,50 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
     "Mixtral": {
         "experts": _EXPERTS,
         "experts, windows": _EXPERTS | {"sliding_window": WINDOW},
+    },
+    "Ministral3": {
+        "scaled queries": {"rope_parameters": _SCALED_YARN},
+        "tied, window": _TIED
+        | {
+            "sliding_window": WINDOW,
+            "rope_parameters": ROPES["linear"] | _SCALED,
+            "head_dim": 32,
+        },
+        "default rope": {
+            "rope_parameters": ROPES["default"] | _SCALED,
+            "num_key_value_heads": 1,
+            "rms_norm_eps": 1e-2,
+        },
+        "own rope": {"max_position_embeddings": 262144},
+    },
+    "Mistral4": {
+        "experts": _MLA_SIZES
+        | _ROUTED
+        | {"rope_parameters": _SCALED_YARN, "initializer_range": 0.2},
+        "groups": _MLA_SIZES
+        | _ROUTED
+        | _GROUPS
+        | _LATENT_QUERIES
+        | {"rope_parameters": ROPES["linear"] | _SCALED},
+        "halves, tied": _MLA_SIZES
+        | _ROUTED
+        | _TIED
+        | {
+            "rope_interleave": False,
+            "norm_topk_prob": False,
+            "first_k_dense_replace": 0,
+            "n_shared_experts": 1,
+            "rope_parameters": _SCALED_YARN,
+        },
+        "dense": _MLA_SIZES
+        | _LATENT_QUERIES
+        | {
+            "first_k_dense_replace": 3,
+            "moe_intermediate_size": 24,
+            "qk_nope_head_dim": 16,
+            "rms_norm_eps": 1e-2,
+            "rope_parameters": _SCALED_YARN | {"partial_rotary_factor": 8 / 24},
+        },
     },
     "Qwen2Moe": {
         "experts": _QWEN2_MOE,
@@ -232,7 +383,65 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         },
     },
+    "Gemma2": {
+        "caps": _GEMMA | _CAPS,
+        "no caps": _GEMMA
+        | _BIAS
+        | {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+        "caps of scores": _GEMMA
+        | _UNTIED
+        | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": None},
+        "windows listed": _GEMMA
+        | _CAPS
+        | {
+            "query_pre_attn_scalar": 9,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": ROPES["linear"],
+        },
+    },
+    "Gemma4": {
+        "plain": _GEMMA4,
+        "inputs of layers": _GEMMA4 | _LAYER_INPUTS | {"final_logit_softcapping": 3.0},
+        "keys are values": _GEMMA4
+        | _UNTIED
+        | _BIAS
+        | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+        "shared keys": _GEMMA4
+        | _LAYER_INPUTS
+        | {
+            "num_hidden_layers": 6,
+            "num_kv_shared_layers": 3,
+            "layer_types": _MIXED + _MIXED,
+            "use_double_wide_mlp": True,
+        },
+        "experts": _GEMMA4 | _GEMMA4_EXPERTS,
+        "all": _GEMMA4
+        | _GEMMA4_EXPERTS
+        | _LAYER_INPUTS
+        | _BIAS
+        | _UNTIED
+        | {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "num_hidden_layers": 6,
+            "num_kv_shared_layers": 3,
+            "layer_types": _MIXED + _MIXED,
+            "use_double_wide_mlp": True,
+            "top_k_experts": 1,
+            "final_logit_softcapping": 3.0,
+        },
+        "small full heads": _GEMMA4
+        | {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "global_head_dim": 8,
+            "num_hidden_layers": 6,
+            "layer_types": [*_MIXED, "full_attention", *_MIXED[1:]],
+            "rope_parameters": _BY_KIND,
+        },
+    },
     "Gemma3": {
+        "logits capped": _GEMMA | {"final_logit_softcapping": 3.0},
         "pattern": _GEMMA | {"sliding_window_pattern": 2},
         "ropes": _GEMMA
         | _BIAS
@@ -402,7 +611,8 @@ OUTSIDE: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
 }
 VARIANTS, OTHERS = (
     {
-        (family, name): {k: v for k, v in (SIZES | row).items() if v is not ...}
+        # Copies, as transformers' classes write to the objects in them.
+        (family, name): deepcopy({k: v for k, v in (SIZES | row).items() if v is not ...})
         for family, rows in table.items()
         for name, row in rows.items()
     }
@@ -413,26 +623,29 @@ VARIANTS, OTHERS = (
 def save(folder: str, family: str, config: Mapping[str, Any]) -> Any:
     """Write a random checkpoint; returns transformers' model of it."""
     torch.manual_seed(0)
-    config_of_family = class_of(family)(**config)
+    config_of_family = class_of(family)(**deepcopy(config))
     model = getattr(transformers, f"{family}ForCausalLM")(config_of_family).eval()
     # Made as zeros and ones, which would hide mistakes. Gemma's factors are less 1.
-    norms_near_one = family != "Gemma3"
+    norms_near_one = family not in ("Gemma2", "Gemma3")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if any(kind in name for kind in ("bias", "norm", "sinks")):
-            torch.nn.init.normal_(tensor, float(norms_near_one and "norm" in name), 0.3)
+        factors = "layer_scalar", "router.scale", "per_expert_scale"
+        near_one = (norms_near_one and "norm" in name) or name.endswith(factors)
+        if near_one or any(kind in name for kind in ("bias", "norm", "sinks")):
+            torch.nn.init.normal_(tensor, float(near_one), 0.3)
     model.save_pretrained(folder)
     return model
 
 
 def class_of(family: str) -> Any:
     """The config class of a family."""
-    name = "Gemma3Text" if family == "Gemma3" else family
+    with_text = ("Gemma3", "Gemma4", "Llama4")
+    name = f"{family}Text" if family in with_text else family
     return getattr(transformers, f"{name}Config")
 
 
 def written(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json that transformers writes of a config."""
-    config_written: dict[str, Any] = class_of(family)(**config).to_dict()
+    config_written: dict[str, Any] = class_of(family)(**deepcopy(config)).to_dict()
     return config_written | {"architectures": [f"{family}ForCausalLM"]}
 
 

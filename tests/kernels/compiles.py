@@ -36,6 +36,7 @@ from minfer.kernels import (
     router,
     rows,
     sample,
+    scaled_logits,
     shape,
     verify_drafts,
 )
@@ -162,14 +163,55 @@ def peer_sums() -> None:
         peer_sum.peer_sum(half(1024, HIDDEN), buffer, None, two)
 
 
-def sink_tokens(splits: int) -> None:
-    """Attention of a window beside sink tokens: a decode step, and a chunk."""
+def capped(splits: int) -> None:
+    """Attention with capped scores: a decode step, and a chunk; and capped logits."""
     indices, single, table = ints(8), ints(1), ints(9, 32)
-    reads: dict[str, Any] = {"window": 1024, "sink_tokens": 4, "splits": splits}
+    reads: dict[str, Any] = {"window": 1024, "cap": 50.0, "splits": splits}
     q = half(64, HEADS, DIM)
     attention.decode_attention(q[:8], *cache(), table, indices, indices, 0.1, **reads)
     chunk = single, single, single, single
     attention.prefill_attention(q, *cache(), table, *chunk, 0.1, max_count=64, **reads)
+    scaled_logits.scale_logits(half(8, 5000), 0.5, 30.0)
+
+
+def wide_heads() -> None:
+    """Heads of 512 dimensions: decode steps, and a chunk."""
+    table, indices, single = ints(9, 32), ints(8), ints(1)
+    q, caches = half(512, 8, 512), (half(32, BLOCK, 1, 512), half(32, BLOCK, 1, 512))
+    for splits in (1, 4):
+        attention.decode_attention(
+            q[:8], *caches, table, indices, indices, 1.0, splits=splits
+        )
+    chunk = single, single, single, single
+    attention.prefill_attention(q, *caches, table, *chunk, 1.0, max_count=512)
+
+
+def keys_of_others() -> None:
+    """Rotation where keys are values, and where keys are of another layer."""
+    norm, turns = Norm(torch.ones(DIM), 1e-6), torch.empty(9, DIM)
+    for tokens in (4, 999):
+        positions = ints(tokens)
+        for keys in (KV_HEADS, 0):
+            arguments = half(tokens, QKV), turns, positions, positions.long(), *cache()
+            rope.rope_and_cache(
+                *(*arguments, HEADS, keys, norm, norm),
+                v_norm=norm if keys else None,
+                keys_are_values=keys > 0,
+            )
+
+
+def limited(splits: int) -> None:
+    """Attention of a window beside sink tokens, and within chunks of positions: a decode
+    step, and inputs of a row.
+    """
+    indices, single, table = ints(8), ints(1), ints(9, 32)
+    q, inputs = half(64, HEADS, DIM), (single, single, single, single)
+    for limit in ({"sink_tokens": 4}, {"chunked": True}):
+        reads: dict[str, Any] = {"window": 1024, "splits": splits, **limit}
+        attention.decode_attention(q[:8], *cache(), table, indices, indices, 0.1, **reads)
+        attention.prefill_attention(
+            q, *cache(), table, *inputs, 0.1, max_count=64, **reads
+        )
 
 
 def eight_bits(skip_slow: bool) -> None:
@@ -241,8 +283,12 @@ def drafts_to_verify(splits: int) -> None:
 
 
 def mixture(tokens: int, tune: ExpertsTune | None) -> None:
-    """Two layers of experts: silu, and clamped with biases."""
-    for hidden, inter, top_k, biased in ((2048, 768, 8, False), (2880, 2880, 4, True)):
+    """Three layers of experts: silu, clamped with biases, and of weighed inputs."""
+    for hidden, inter, top_k, biased in (
+        (2048, 768, 8, False),
+        (2880, 2880, 4, True),
+        (5120, 8192, 1, False),
+    ):
         layer = Experts(
             gate_up=Linear(
                 weight=half(2, 2 * inter, hidden),
@@ -255,6 +301,7 @@ def mixture(tokens: int, tune: ExpertsTune | None) -> None:
                 parts=(hidden,),
             ),
             activation="clamped" if biased else "silu",
+            weighs_inputs=top_k == 1,
         )
         choice = ChosenExperts(ints(tokens, top_k), torch.ones(tokens, top_k))
         x = half(tokens, hidden)
@@ -262,7 +309,7 @@ def mixture(tokens: int, tune: ExpertsTune | None) -> None:
 
 
 def routers() -> None:
-    """Qwen3's, and DeepSeek-V3's, which computes in float32."""
+    """Qwen3's, Llama 4's, and DeepSeek-V3's, which computes in float32."""
     rule = RoutingRule(
         8, "sigmoid", groups=8, kept_groups=4, ranked_by="best_two", scaling=2.5
     )
@@ -272,6 +319,8 @@ def routers() -> None:
         torch.ones(256),
     )
     router.route(x, ExpertRouter(weight=half(128, HIDDEN), rule=RoutingRule(8)))
+    first = RoutingRule(1, "sigmoid", by_logits=True, normalise=False)
+    router.route(x, ExpertRouter(weight=half(128, HIDDEN), rule=first))
     wide = ExpertRouter(weight=torch.empty(256, HIDDEN), correction=correction, rule=rule)
     router.route(x, wide, real)
 
@@ -338,7 +387,9 @@ def main(skip_slow: bool) -> None:
         step(512, chunk=True)
         for splits in (1, 4):
             drafts_to_verify(splits)
-            sink_tokens(splits)
+            limited(splits)
+            capped(splits)
+        wide_heads()
         mixture(1, None)
         for row in GROUPED_TABLE:
             mixture(4, row.tune)
@@ -346,6 +397,7 @@ def main(skip_slow: bool) -> None:
             latents(heads)
         expanded()
     routers()
+    keys_of_others()
     rows.scatter(ints(99), ints(8))
     peer_sums()
     norm.normalise(half(512, HIDDEN), Norm(half(HIDDEN), 1e-6), half(512, HIDDEN))
@@ -382,6 +434,10 @@ def main(skip_slow: bool) -> None:
         Norm(half(HEADS, DIM), 1e-6, centered=True),
         Norm(half(KV_HEADS, DIM), 1e-6, centered=True),
     )
+    rope.rope_and_cache(
+        *(half(4, QKV), turns, indices, indices.long(), *cache(), HEADS, KV_HEADS),
+        query_scales=ones,
+    )
     eight_bits(skip_slow)
     latent = half(4, LATENT + ROTATED), Norm(half(LATENT), 1e-6)
     latent_cache.write_latent(
@@ -390,6 +446,15 @@ def main(skip_slow: bool) -> None:
         *(indices, indices.long()),
         half(32, BLOCK, LATENT + ROTATED),
         half(4, 16, ROTATED),
+    )
+    latent_cache.write_latent(
+        *latent,
+        torch.empty(9, ROTATED),
+        *(indices, indices.long()),
+        half(32, BLOCK, LATENT + ROTATED),
+        half(4, 16, LATENT + ROTATED)[..., LATENT:],
+        query_scales=ones,
+        plain_dim=LATENT,
     )
     values = SamplingValues(ones, indices, ones, ones, ones)
     for logits in (half(4, VOCAB), *[torch.empty(4, VOCAB)] * (not skip_slow)):

@@ -22,7 +22,7 @@ from minfer.kernels.attention_tunes import (
     num_splits,
 )
 from minfer.kernels.pdl import arrivals
-from tests.circles import claimed
+from tests.circles import claimed, long
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned"),
@@ -137,6 +137,7 @@ def written_out(
     scale: float,
     window: int = 0,
     sink_tokens: int = 0,
+    cap: float | None = None,
 ) -> Tensor:
     """query [n, heads, dim] at positions start on, over [context, kv_heads, dim], in
     float64.
@@ -144,6 +145,8 @@ def written_out(
     count, heads, dim = query.shape
     grouped = query.double().cpu().view(count, keys.shape[1], heads // keys.shape[1], dim)
     scores = torch.einsum("qhgd,khd->qhgk", grouped, keys) * scale
+    if cap is not None:
+        scores = (scores / cap).tanh() * cap
     distance = torch.arange(start, start + count)[:, None] - torch.arange(len(keys))
     near = (distance < (window or math.inf)) | (torch.arange(len(keys)) < sink_tokens)
     is_visible = (distance >= 0) & near
@@ -764,3 +767,25 @@ def test_sinks_take_their_share_of_the_softmax_once(splits: int, window: int) ->
             for out in (decoded, chunked)[: 1 + (context > 0)]:
                 head_out = out[i, head].double().cpu()
                 torch.testing.assert_close(head_out, want, rtol=1e-5, atol=1e-6)
+
+
+def test_keys_and_values_may_share_a_token_of_the_cache() -> None:
+    """As those of small layers do, which share the place of a large one."""
+    case = make([33, 20], 2, 16, dtype=torch.float16)
+    q = queries(2, 4, case)
+    expected = decode_expected(case, q)
+    shape = case.k_cache.shape
+    beside = torch.full((*shape[:2], 3, *shape[2:]), math.nan).to(case.k_cache)
+    beside[:, :, 1], beside[:, :, 2] = case.k_cache, case.v_cache
+    case.k_cache, case.v_cache = beside[:, :, 1], beside[:, :, 2]
+    for splits in (1, 3):
+        out = decode(case, q, splits=splits, tune=DecodeTune(16, 4, 3))
+        close(out, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, *long([torch.float32])])
+def test_heads_of_512_dimensions(dtype: torch.dtype) -> None:
+    case = make([40], 1, 512, 16, dtype)
+    q = queries(1, 4, case)
+    close(decode(case, q, splits=2), decode_expected(case, q))
+    check_prefill([(0, 9), (17, 5)], group=4, dim=512, dtype=dtype, tune=None)

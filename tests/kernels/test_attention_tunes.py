@@ -30,7 +30,7 @@ def test_kinds_are_rows_of_the_tables() -> None:
         head_size_of(
             torch.empty(1, 2, dim, dtype=dtype), torch.empty(1, 2, dim, dtype=cache)
         )
-        for dim in (16, 64, 80, 128, 160, 256)
+        for dim in (16, 64, 80, 128, 160, 256, 512)
         for dtype in (torch.float16, torch.float32)
         for cache in (dtype, torch.int8)
     }

@@ -156,6 +156,16 @@ def test_activations_and_biases(
 
 
 @both
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+def test_weights_of_inputs(tune: ExpertsTune, bias: bool) -> None:
+    case = Case(5, 6, 2, 48, 32, bias=bias)
+    by_outputs = case.expected()
+    case.experts = evolve(case.experts, weighs_inputs=True)
+    case.check(tune)
+    assert (case.expected() - by_outputs).norm() > 0.1 * by_outputs.norm()
+
+
+@both
 def test_padding_and_experts_that_are_not_hit_are_not_read(tune: ExpertsTune) -> None:
     case = Case(3, 8, 1, 32, 16)
     case.pad(1)

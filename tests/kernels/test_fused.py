@@ -12,7 +12,7 @@ from minfer.kernels.activation import gated_mul
 from minfer.kernels.leaves import UNGATED, Activation, Norm
 from minfer.kernels.norm import normalise
 from minfer.kernels.rope import rope_and_cache
-from tests.circles import claimed
+from tests.circles import claimed, long
 
 from .conftest import CUDA
 
@@ -167,6 +167,7 @@ class Rope:
         q_norm: Norm | None = None,
         k_norm: Norm | None = None,
         norms_last: bool = False,
+        query_scales: Tensor | None = None,
     ) -> None:
         rope_and_cache(
             self.qkv,
@@ -180,6 +181,7 @@ class Rope:
             q_norm,
             k_norm,
             norms_last=norms_last,
+            query_scales=query_scales,
         )
 
     def expected(
@@ -297,6 +299,31 @@ def test_heads_with_layer_norms_of_their_own(
     assert error(other.k_cache, step.k_cache.double()) < 2 * LIMIT[dtype]
 
 
+@types
+@pytest.mark.parametrize("shared", [1, 2])
+@pytest.mark.parametrize("heads", [3, 8])
+def test_rope_scales_queries_by_position(
+    device: str,
+    dtype: torch.dtype,
+    heads: int,
+    shared: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rope, "TOKENS_PER_PROGRAM", shared)
+    monkeypatch.setattr(rope, "MIN_SHARED_PROGRAM_TOKENS", 5)
+    plain, scaled = (Rope(device, dtype, heads, 1, 64) for _ in range(2))
+    query = scaled.qkv.reshape(5, -1, 64)[:, :heads].clone()
+    factors = torch.linspace(1, 3, 12, device=device)
+    plain.run()
+    scaled.run(query_scales=factors)
+    of_tokens = factors[scaled.positions].double()[:, None, None]
+    expected = scaled.expected(query, None) * of_tokens
+    after = scaled.qkv.reshape(5, -1, 64)
+    assert error(after[:, :heads], expected) < 6 * LIMIT[dtype]
+    assert torch.equal(after[:, heads:], plain.qkv.reshape(5, -1, 64)[:, heads:])
+    assert torch.equal(scaled.pool, plain.pool)
+
+
 @pytest.mark.long
 def test_rope_takes_narrow_indices(device: str) -> None:
     wide, narrow = (Rope(device, torch.float32, 2, 1, 64) for _ in range(2))
@@ -346,3 +373,60 @@ def test_activations_without_a_gate(
     assert error(plain.gated_mul(x, activation), expected) < 2 * LIMIT[dtype]
     broken = torch.full_like(x, math.nan)
     assert gated_mul(broken, activation).isnan().all()
+
+
+@types
+@pytest.mark.parametrize("keys_are_values", [False, True])
+@pytest.mark.parametrize("shared", [1, *long([2])])  # tokens of a program
+def test_values_are_normalised_and_may_be_keys(
+    device: str,
+    dtype: torch.dtype,
+    keys_are_values: bool,
+    shared: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rope, "MIN_SHARED_PROGRAM_TOKENS", 1 if shared > 1 else 1 << 30)
+    monkeypatch.setattr(rope, "TOKENS_PER_PROGRAM", shared)
+    step = Rope(device, dtype, 4, 2, 64)
+    q_norm, k_norm = (Norm(norm.weight.float(), 1e-5) for norm in step.norms)
+    ones = Norm(torch.ones(64, device=device), 1e-5)
+    heads = step.qkv.clone().reshape(5, 8, 64)
+    query, key = step.expected(heads[:, :4], q_norm), step.expected(heads[:, 4:6], k_norm)
+    values = heads[:, 4:6] if keys_are_values else heads[:, 6:]
+    value = normed(values.double(), ones.weight, 1e-5)
+    if keys_are_values:
+        step.qkv = step.qkv[:, : 6 * 64]
+    rope_and_cache(
+        step.qkv,
+        step.table,
+        step.positions,
+        step.slots,
+        step.k_cache,
+        step.v_cache,
+        4,
+        2,
+        q_norm,
+        k_norm,
+        v_norm=ones,
+        keys_are_values=keys_are_values,
+    )
+    out = step.qkv.reshape(5, -1, 64)[:, :4]
+    assert error(out, query) < 2 * LIMIT[dtype]
+    written = step.slots >= 0
+    for cache, want in ((step.k_cache, key), (step.v_cache, value)):
+        new = cache.flatten(0, 1)[step.slots[written]]
+        assert error(new, want[written]) < 2 * LIMIT[dtype]
+
+
+@types
+def test_queries_alone_are_rotated_for_keys_of_another_layer(
+    device: str, dtype: torch.dtype
+) -> None:
+    step = Rope(device, dtype, 4, 2, 64)
+    step.qkv = step.qkv[:, : 4 * 64]
+    query = step.expected(step.qkv.clone().reshape(5, 4, 64), None)
+    before = step.pool.clone()
+    arguments = step.qkv, step.table, step.positions, step.slots
+    rope_and_cache(*arguments, step.k_cache, step.v_cache, 4, 0)
+    assert torch.equal(step.pool, before)
+    assert error(step.qkv.reshape(5, 4, 64), query) < 2 * LIMIT[dtype]

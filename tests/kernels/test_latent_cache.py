@@ -110,6 +110,29 @@ def test_what_is_written_at_other_shapes(heads: int, latent: int, turned: int) -
         torch.testing.assert_close(actual, expected, atol=0, rtol=8e-3, equal_nan=True)
 
 
+@pytest.mark.parametrize("apart", [True, False])
+def test_queries_are_scaled_by_position(device: str, apart: bool) -> None:
+    inputs, plain_dim = written(device), NOPE - 3
+    factors = torch.linspace(1, 3, 50, device=device)
+    wide = inputs.q.new_empty(7, 3, NOPE + 16)
+    wide[..., NOPE:] = inputs.q
+    wide[..., :NOPE] = torch.arange(NOPE, device=device)
+    before = wide.clone()
+    source = inputs.q if apart else wide[..., NOPE:]
+    inputs.q = source
+    inputs.write(
+        out=wide[..., NOPE:],
+        interleaved=False,
+        query_scales=factors,
+        plain_dim=plain_dim,
+    )
+    of_tokens = factors[inputs.positions].double().cpu()[:, None, None]
+    expected = before.double().cpu()
+    expected[..., NOPE:] = rotated(before[..., NOPE:], inputs, interleaved=False)
+    expected[..., 3:] *= of_tokens
+    assert (wide.cpu() - expected).abs().max() < 3e-5
+
+
 def test_what_does_not_fit_is_refused() -> None:
     inputs = written(DEVICE)
     with pytest.raises(ValueError, match="do not fit together"):

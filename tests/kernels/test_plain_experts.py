@@ -28,6 +28,7 @@ def experts_of(
     bias: bool = False,
     activation: Activation = "silu",
     by_column: bool = False,
+    weighs_inputs: bool = False,
 ) -> Experts:
     draw = torch.Generator().manual_seed(1)
 
@@ -47,6 +48,7 @@ def experts_of(
             parts=(HIDDEN,),
         ),
         activation=activation,
+        weighs_inputs=weighs_inputs,
     )
 
 
@@ -62,7 +64,10 @@ def one_by_one(x: Tensor, experts: Experts, choice: ChosenExperts) -> Tensor:
     for token, expert in choice.ids.ge(0).nonzero().tolist():
         index, weight = int(choice.ids[token, expert]), choice.weights[token, expert]
         first, second = (leaf.select(index) for leaf in (experts.gate_up, experts.down))
-        inner = F.linear(x[token : token + 1], first.weight, first.bias)
+        line = x[token : token + 1]
+        if experts.weighs_inputs:
+            line, weight = line * weight, torch.ones(())
+        inner = F.linear(line, first.weight, first.bias)
         inner = gated_mul(inner, experts.activation)
         total[token] += weight * F.linear(inner, second.weight, second.bias)[0].float()
     return total
@@ -75,6 +80,7 @@ def one_by_one(x: Tensor, experts: Experts, choice: ChosenExperts) -> Tensor:
         (torch.float32, {}),
         (torch.float32, {"by_column": True}),
         (torch.float32, {"bias": True, "activation": "clamped"}),
+        (torch.float32, {"bias": True, "weighs_inputs": True}),
         (torch.bfloat16, {"bias": True, "activation": "gelu_tanh"}),
     ],
     ids=str,

@@ -25,6 +25,7 @@ CASES = [
     (RoutingRule(4, normalise=False), 60, True),  # Qwen2's shape
     (RoutingRule(3, "sigmoid", scaling=1.5), 13, True),
     (RoutingRule(5, "sigmoid", normalise=False), 5, False),
+    (RoutingRule(1, "sigmoid", by_logits=True, normalise=False), 16, False),  # Llama 4
     (RoutingRule(6, normalise=False, scaling=16, groups=8, kept_groups=3), 160, False),
     (RoutingRule(3, groups=5, kept_groups=2, ranked_by="best_two"), 35, True),
     *long(
@@ -76,6 +77,18 @@ def same(choice: ChosenExperts, expected: ChosenExperts) -> None:
     assert choice.weights.dtype == torch.float32
     assert torch.equal(choice.ids, expected.ids)
     torch.testing.assert_close(choice.weights, expected.weights, rtol=2e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_logits_choose_where_scores_are_equal(on_device: bool) -> None:
+    """float32 rounds the sigmoid of each to 1."""
+    rule = RoutingRule(2, "sigmoid", by_logits=True, normalise=False)
+    weight = torch.tensor([[30.0], [20.0], [40.0], [0.0]], device=DEVICE)
+    chooser = ExpertRouter(weight=weight, rule=rule)
+    x = torch.ones(1, 1, device=DEVICE)
+    choice = (route if on_device else plain_experts.route)(x, chooser)
+    assert choice.ids.tolist() == [[2, 0]]
+    assert choice.weights.tolist() == [[1.0, 1.0]]
 
 
 @cases

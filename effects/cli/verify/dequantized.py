@@ -208,7 +208,7 @@ def _of_experts(
 ) -> Iterator[StoredMatrix]:
     """Yields the matrices of experts, one by one or all in one."""
     keys = feed.keys
-    if keys.transposed if files.stacked is None else files.stacked:
+    if keys.stacked if files.stacked is None else files.stacked:
         name = "gate_up_proj" if len(sizes.names) > 1 else "down_proj"
         rows = (sum(sizes.outputs),)
         stacked = evolve(sizes, names=(name,), outputs=rows, bias=False)

@@ -2,7 +2,8 @@
 numpy.
 
 In layers with a sliding window of w, a token at position q attends to positions above q -
-w up to q. Reads are prepared once for each window; blocks outside it are not read, nor
+w up to q; in layers whose attention is within chunks of w positions, from the first one
+of its chunk. Reads are prepared once for each window; blocks outside it are not read, nor
 are their ids used, as these blocks may have been released. With sink tokens it attends to
 the first tokens of its sequence as well, whose blocks are gathered before those of the
 window.
@@ -13,6 +14,7 @@ piece of a chunk after another, so that memory does not grow with the context.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,12 +27,38 @@ from minfer.effects.models.architecture.batch import Batch, Ints
 from minfer.effects.models.layout.shapes import MAX_MASK_NUMBERS
 
 Table = NDArray[np.integer]  # [rows, blocks], of int32 or int64
-# a block table, and the window and the sink tokens of its layers
-LayerKind = tuple[int, int | None, int]
-
 # padded tokens that take as long as the launches of one more group in each layer
 SPLIT_COST_TOKENS = 512
 MAX_GROUP_TOKENS = 4096  # gathered at once: few megabytes, which stay in the CPU's cache
+
+
+class LayerKind(NamedTuple):
+    """What layers read that share their reads."""
+
+    table: int  # the block table of their pages
+    window: int | None
+    sink_tokens: int = 0
+    chunked: bool = False  # attention is within chunks of `window` positions
+
+
+class _Limit(NamedTuple):
+    """How far back tokens attend."""
+
+    window: int
+    sink_tokens: int
+    chunked: bool
+
+    def starts(self, positions: Ints) -> Ints:
+        """Returns the first position that each attends to, besides sink tokens."""
+        if self.chunked:
+            return positions // self.window * self.window
+        return np.maximum(positions + 1 - self.window, 0)
+
+    def start(self, position: int) -> int:
+        """Returns that of one position."""
+        if self.chunked:
+            return position // self.window * self.window
+        return max(0, position + 1 - self.window)
 
 
 @frozen(eq=False)
@@ -53,19 +81,23 @@ class MaskRule:
     first: int  # the position of the first token
     last: int  # one more than that of the last, which is the last key's
     keys: NDArray[np.int64]  # positions
-    window: int
-    sinks: int
+    limit: _Limit
+
+    @property
+    def attends_to_all(self) -> bool:
+        """Whether all earlier keys are attended to."""
+        return self.last <= self.limit.window
 
     def mask(self) -> Tensor | None:
         """Returns the mask [tokens, keys]; None: all keys are attended to."""
         count = self.last - self.first
-        if self.last <= self.window:  # all earlier keys are attended to
+        if self.attends_to_all:
             beyond = torch.full((count, count), -torch.inf).triu_(1)
             return F.pad(beyond, (len(self.keys) - count, 0)) if count > 1 else None
         query = np.arange(self.first, self.last)[:, None]
-        skipped = self.keys <= query - self.window
-        if self.sinks:
-            skipped &= self.keys >= self.sinks
+        skipped = self.keys < self.limit.starts(query)
+        if self.limit.sink_tokens:
+            skipped &= self.keys >= self.limit.sink_tokens
         return _mask((self.keys > query) | skipped)
 
 
@@ -97,8 +129,7 @@ class ChunkReads:
     @property
     def is_causal(self) -> bool:
         """Whether its mask is large, and it attends to all keys up to its tokens' own."""
-        rule = self.rule
-        return isinstance(rule, MaskRule) and rule.last <= rule.window
+        return isinstance(self.rule, MaskRule) and self.rule.attends_to_all
 
     def pieces(self) -> Iterator[MaskedPiece]:
         """Yields the chunk in pieces whose masks are not large, if its own would be."""
@@ -131,8 +162,8 @@ class Reads:
 def plan_reads(
     batch: Batch, block_size: int, kinds: Sequence[LayerKind]
 ) -> Mapping[LayerKind, Reads]:
-    """Returns what layers read, by block table, window and sink tokens; a window longer
-    than every context limits nothing.
+    """Returns what layers read, by their kinds; a window longer than every context limits
+    nothing.
     """
     contexts = batch.contexts.numpy().astype(np.int64)
     spans = []
@@ -149,23 +180,20 @@ def plan_reads(
             if span[2]
         ]
     longest = max([start + count for _, start, count, _ in spans] + contexts.tolist())
-    limits = {
-        (t, w, sinks): (t, longest, 0) if w is None or w >= longest else (t, w, sinks)
-        for t, w, sinks in kinds
-    }
+    limits = {kind: (kind.table, _limit(kind, longest)) for kind in kinds}
     numbers = sum(
-        count * (min(start, limit + sinks) + count)
-        for _, limit, sinks in set(limits.values())
+        count * (min(start, limit.window + limit.sink_tokens) + count)
+        for _, limit in set(limits.values())
         for _, start, count, _ in spans
     )
     keeps_masks = numbers <= MAX_MASK_NUMBERS
     reads = {}
-    for table_index, limit, sinks in set(limits.values()):
+    for table_index, limit in set(limits.values()):
         block_table = batch.table[table_index].numpy()
         table = block_table[batch.rows.numpy()]
         groups: tuple[DecodeGroup, ...] = ()
         if len(contexts):
-            groups = _groups(table, contexts, block_size, limit, sinks)
+            groups = _groups(table, contexts, block_size, limit)
         chunks = tuple(
             _chunk(
                 block_table[row],
@@ -174,25 +202,32 @@ def plan_reads(
                 offset + count,
                 block_size,
                 limit,
-                sinks,
                 keeps_mask=keeps_masks,
             )
             for row, start, count, offset in spans
         )
-        reads[table_index, limit, sinks] = Reads(groups, chunks)
+        reads[table_index, limit] = Reads(groups, chunks)
     return {kind: reads[limit] for kind, limit in limits.items()}
 
 
+def _limit(kind: LayerKind, longest: int) -> _Limit:
+    """Returns how far back a kind's tokens attend in contexts of up to `longest`."""
+    if kind.window is None or kind.window >= longest:
+        return _Limit(longest, 0, chunked=False)
+    return _Limit(kind.window, kind.sink_tokens, kind.chunked)
+
+
 def _groups(
-    table: Table, contexts: Ints, block_size: int, window: int, sinks: int
+    table: Table, contexts: Ints, block_size: int, limit: _Limit
 ) -> tuple[DecodeGroup, ...]:
     """Split decode rows so that one long context does not pad all the short ones."""
     count, longest, skips = len(contexts), int(contexts.max()), np.zeros_like(contexts)
-    if window < longest:
+    sinks = limit.sink_tokens
+    if limit.window < longest:
         # Tables of the blocks with sink tokens, then of those from the window on; and the
         # ranges of tokens in them.
         before = -(-sinks // block_size)
-        starts = np.maximum(contexts - window, 0)
+        starts = limit.starts(contexts - 1)
         first = np.maximum(starts // block_size, before)
         span = max(int(((contexts - 1) // block_size - first).max()) + 1, 0)
         columns = np.minimum(first[:, None] + np.arange(span), table.shape[1] - 1)
@@ -266,18 +301,18 @@ def _chunk(
     first: int,
     last: int,
     block_size: int,
-    window: int,
-    sinks: int,
+    limit: _Limit,
     *,
     keeps_mask: bool,
 ) -> ChunkReads:
     """Returns the reads of packed tokens [first, last), the first of them at position
     `position` of the table's sequence.
     """
+    sinks = limit.sink_tokens
     context, before = position + last - first, -(-sinks // block_size)
-    # The window of the first input begins at `start`. The blocks read are those of sink
+    # What the first input attends to begins at `start`. The blocks read are those of sink
     # tokens, then those from number `block` on.
-    start = max(0, position + 1 - window)
+    start = limit.start(position)
     block = max(start // block_size, before)
     skip = 0 if sinks else start - block * block_size
     key = np.arange(block * block_size + skip, context)
@@ -287,8 +322,8 @@ def _chunk(
         key = np.concatenate((np.arange(min(before * block_size, context)), key))
         read = np.concatenate((used[:before], read))
     rule: Tensor | MaskRule | None = None
-    if position or context > window:
-        rule = MaskRule(position, context, key, window, sinks)
+    if position or context > limit.window:
+        rule = MaskRule(position, context, key, limit)
         rule = rule.mask() if keeps_mask else rule
     blocks = _blocks(read) if position else None
     return ChunkReads(first, last, blocks, skip, skip + len(key), rule)

@@ -15,7 +15,8 @@ class LayerCache:
     scales: Tensor | None  # of INT8: [pages, block_size, *token but the last]
     dtype: torch.dtype  # of what is read
     # Views of `stored`, as bytes if it has 8 bits: [pages * block_size, a token's
-    # elements] and [pages, a block's elements].
+    # elements] and [pages, a block's elements], or, if layers share their place,
+    # [pages, block_size, a token's elements].
     slots: Tensor
     blocks: Tensor
 
@@ -23,9 +24,10 @@ class LayerCache:
     def of(
         cls, stored: Tensor, dtype: torch.dtype, scales: Tensor | None = None
     ) -> "LayerCache":
-        """Returns the cache of a contiguous tensor."""
+        """Returns the cache of a tensor, whose tokens are contiguous."""
         plain = as_bytes(stored)
-        slots, blocks = plain.flatten(0, 1).flatten(1), plain.flatten(1)
+        slots = plain.flatten(0, 1).flatten(1)
+        blocks = plain.flatten(1) if plain.is_contiguous() else plain.flatten(2)
         return cls(stored, scales, dtype, slots, blocks)
 
     def write(self, slots: Tensor, new: Tensor) -> None:
@@ -42,8 +44,8 @@ class LayerCache:
         """Returns some blocks [blocks, a block's elements]."""
         data = _select_blocks(self.blocks, blocks)
         if self.stored.itemsize > 1:
-            return data
-        numbers = data.view(self.stored.dtype).view(-1, *self.stored.shape[1:])
+            return data.flatten(1)
+        numbers = data.flatten(1).view(self.stored.dtype).view(-1, *self.stored.shape[1:])
         scales = None if self.scales is None else _select_blocks(self.scales, blocks)
         return dequantize(numbers, scales, self.dtype).flatten(1)
 

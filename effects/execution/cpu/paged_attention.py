@@ -19,22 +19,31 @@ from torch import Tensor
 from minfer.effects.execution.cpu.attention_reads import (
     ChunkReads,
     DecodeGroup,
+    LayerKind,
     plan_reads,
 )
 from minfer.effects.execution.cpu.latent_attention import LatentRead
 from minfer.effects.execution.cpu.layer_cache import LayerCache
 from minfer.effects.models.architecture.batch import Batch
-from minfer.effects.models.architecture.gqa import GQA
+from minfer.effects.models.architecture.gqa import (
+    GQA,
+    padded_values,
+    without_padding,
+)
+from minfer.effects.models.architecture.layers import Attention
 from minfer.effects.models.architecture.mla import MLA
+from minfer.effects.models.architecture.query_scale import QueryScale
 from minfer.effects.models.architecture.rope_scaling import Rope, inverse_frequencies
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import torch_dtype, torch_kv_dtype
 from minfer.effects.models.layout.cache_layout import CacheLayout, one_group
+from minfer.effects.models.layout.shapes import MAX_MASK_NUMBERS
 from minfer.kernels.cache_numbers import INT8, as_bytes
 from minfer.kernels.leaves import HeadWeights, LatentWeights
 from minfer.kernels.plain import normalise
 from minfer.records.plan import Copy
 
+Rotation = tuple[Rope, int]  # and the dimensions of a head that it turns
 # Dtypes of which the attention of torch's CPU kernel returns sums of exponentials.
 MERGEABLE_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -51,22 +60,33 @@ class KVCache:
     scales: Tensor | None  # of INT8: `data` but for the last dimension, float32
     layers: tuple[LayerCache, ...]
     # [positions, 2, 1, head_dim] float32 by rotation: cosines, sines signed for `rotate`
-    ropes: Mapping[Rope, Tensor]
-    step: list[Any] = Factory(list)  # the last batch, its reads, and cosines and sines
+    ropes: Mapping[Rotation, Tensor]
+    query_scales: Mapping[QueryScale, Tensor]  # [positions, 1, 1] float32
+    # the last batch, its reads, cosines and sines, and factors of queries
+    step: list[Any] = Factory(list)
+    # Keys and values of the last batch by layer, if layers read those of others.
+    shared: dict[int, Tensor] | None = None
 
     def rotate_and_attend(
         self, batch: Batch, index: int, qkv: Tensor, heads: HeadWeights
     ) -> Tensor:
         """Norm and rotate heads, then `attend`; see `PagedCache`."""
         gqa = heads_of(self.spec, index)
+        qkv = padded_values(gqa, qkv)
+        if gqa.keys_are_values and gqa.new_kv_heads:
+            qkv = torch.cat((qkv, qkv[:, gqa.q_size :]), 1)
         by_head = qkv.view(qkv.shape[0], -1, gqa.head_dim)
         if not heads.norms_after_rope:
             _norm_each_head(by_head, gqa, heads)
         if gqa.rope is not None:
-            rotate(by_head[:, : -gqa.kv_heads], *self._prepared(batch)[2][gqa.rope])
+            rotated = by_head[:, : gqa.heads + gqa.new_kv_heads]
+            rotate(rotated, *self._prepared(batch)[2][gqa.rope, gqa.rotated])
         if heads.norms_after_rope:
             _norm_each_head(by_head, gqa, heads)
-        return self._cast(batch, index, qkv, Heads(gqa, gqa.scale, heads.sinks))
+        if gqa.query_scale is not None:
+            by_head[:, : gqa.heads].mul_(self._prepared(batch)[3][gqa.query_scale])
+        out = self._cast(batch, index, qkv, Heads(gqa, gqa.scale, heads.sinks))
+        return without_padding(gqa, out)
 
     def mix_latent(
         self,
@@ -77,18 +97,23 @@ class KVCache:
         weights: LatentWeights,
     ) -> Tensor:
         """Norm and rotate, write latents, and attend; see `PagedCache`."""
-        mla, (_, reads, angles) = latents_of(self.spec, index), self._prepared(batch)
+        mla, (_, reads, angles, query_scales) = (
+            latents_of(self.spec, index),
+            self._prepared(batch),
+        )
         table = self.layout.places[index].table
         compressed, by_head = latent[:, : mla.rank], query.view(len(query), mla.heads, -1)
         normalise(compressed, weights.norm, out=compressed)
         for rotated in (latent[:, None, mla.rank :], by_head[..., mla.plain_dim :]):
-            rotate(rotated, *angles[mla.rope])
+            rotate(rotated, *angles[mla.rope, mla.rotated])
+        if mla.query_scale is not None:
+            by_head.mul_(query_scales[mla.query_scale])
         _keep_finite(batch, latent)
         cache = self.layers[index]
         new = latent.to(cache.dtype)
         cache.write(batch.slots[table], new)
         read = LatentRead(mla, cache, weights, new)
-        return read.attend(by_head, reads[table, None, 0], len(batch.rows))
+        return read.attend(by_head, reads[LayerKind(table, None)], len(batch.rows))
 
     def attend(
         self, batch: Batch, index: int, qkv: Tensor, scale: float | None = None
@@ -112,11 +137,17 @@ class KVCache:
         """Write keys and values, and attend, in the dtype that the cache reads."""
         gqa = heads.gqa
         table, cache = self.layout.places[index].table, self.layers[index]
-        reads = self._prepared(batch)[1][table, gqa.window, gqa.sink_tokens]
+        reads = self._prepared(batch)[1][layer_kind(table, gqa)]
         qkv = qkv.view(qkv.shape[0], -1, gqa.head_dim)
         queries, new = qkv[:, : gqa.heads], qkv[:, gqa.heads :]
-        _keep_finite(batch, new)
-        cache.write(batch.slots[table], new.view(len(new), 2, gqa.kv_heads, gqa.head_dim))
+        if gqa.shares_keys_of is None:
+            _keep_finite(batch, new)
+            new = new.view(len(new), 2, gqa.kv_heads, gqa.head_dim)
+            cache.write(batch.slots[table], new)
+            if self.shared is not None:
+                self.shared[index] = new
+        elif self.shared is not None:
+            new = self.shared[gqa.shares_keys_of]
         if not reads.chunks and reads.groups[0].rows is None:
             return heads.decode(queries, cache, reads.groups[0])
         decode_rows = batch.rows.shape[0]
@@ -129,22 +160,25 @@ class KVCache:
                 out.index_copy_(0, group.rows, heads.decode(picked, cache, group))
         for chunk in reads.chunks:
             span = slice(chunk.first, chunk.last)
-            heads.prefill(qkv[span], cache, chunk, out[span])
+            heads.prefill(queries[span], new[span], cache, chunk, out[span])
         return out
 
     def _prepared(self, batch: Batch) -> list[Any]:
         if not self.step or self.step[0] is not batch:
             places = zip(self.layout.places, self.spec.layers, strict=True)
             kinds = dict.fromkeys(
-                (place.table, layer.attention.window, layer.attention.sink_tokens)
-                for place, layer in places
+                layer_kind(place.table, layer.attention) for place, layer in places
             )
             reads = plan_reads(batch, self.data.shape[2], tuple(kinds))
             angles = {
-                rope: table.index_select(0, batch.positions).unbind(1)
-                for rope, table in self.ropes.items()
+                rotation: table.index_select(0, batch.positions).unbind(1)
+                for rotation, table in self.ropes.items()
             }
-            self.step[:] = batch, reads, angles
+            factors = {
+                query_scale: table.index_select(0, batch.positions)
+                for query_scale, table in self.query_scales.items()
+            }
+            self.step[:] = batch, reads, angles, factors
         return self.step
 
     @property
@@ -181,11 +215,12 @@ class KVCache:
 
 
 def _norm_each_head(by_head: Tensor, gqa: GQA, heads: HeadWeights) -> None:
-    """Normalise query and key heads of `by_head` [tokens, heads + 2 * kv_heads, head_dim]
-    in place, if the layer has norms of them.
+    """Normalise heads of queries, keys and values, `by_head` [tokens, heads + 2 *
+    kv_heads, head_dim], in place, if the layer has norms of them.
     """
-    query, key = by_head[:, : gqa.heads], by_head[:, gqa.heads : -gqa.kv_heads]
-    for states, norm in ((query, heads.q_norm), (key, heads.k_norm)):
+    sizes = gqa.heads, gqa.new_kv_heads, gqa.new_kv_heads
+    norms = heads.q_norm, heads.k_norm, heads.v_norm
+    for states, norm in zip(by_head.split_with_sizes(sizes, 1), norms, strict=True):
         if norm is not None:
             normalise(states, norm, out=states)
 
@@ -228,9 +263,8 @@ def make_cache(
     covers every position below `max_model_len` (the model's own limit when None) that the
     pool could hold; with windows in all layers, sequences can be longer than the pool.
     """
-    [token] = {group.attention.kv_shape for group in spec.groups}
     layout = one_group(spec) if layout is None else layout
-    layers = layout.layers_a_page
+    layers, token = layout.layers_a_page, slot_shape(spec)
     shape = (layers, blocks, block_size, *token)
     cache_dtype = torch_kv_dtype(dtype or spec.kv_dtype)
     data = _zeros(shape, cache_dtype)
@@ -239,14 +273,45 @@ def make_cache(
     length = max_model_len or spec.max_position_embeddings
     if None in spec.windows:
         length = min(length, blocks * block_size)
-    tables = {
-        rope: rope_table(rope, dim, length) for rope, dim in rotations(spec).items()
-    }
+    tables = {(rope, dim): rope_table(rope, dim, length) for rope, dim in rotations(spec)}
     layer_caches = [
-        LayerCache.of(data[slot], read, None if scales is None else scales[slot])
-        for slot in (place.slot for place in layout.places)
+        LayerCache.of(
+            _stored(data[place.slot], place.share, layer.attention.kv_shape),
+            read,
+            None if scales is None else scales[place.slot],
+        )
+        for place, layer in zip(layout.places, spec.layers, strict=True)
     ]
-    return KVCache(spec, layout, data, scales, tuple(layer_caches), tables)
+    factors = {
+        query_scale: query_scale.table(length)[:, None, None]
+        for query_scale in query_scales(spec)
+    }
+    shared: dict[int, Tensor] | None = None
+    if any(layer.attention.shares_keys_of is not None for layer in spec.layers):
+        shared = {}
+    return KVCache(
+        spec, layout, data, scales, tuple(layer_caches), tables, factors, shared=shared
+    )
+
+
+def slot_shape(spec: ModelSpec) -> tuple[int, ...]:
+    """Returns the shape of a token's part of a place for a layer in the cache: that of
+    the layers, if all have the same; else a number of elements.
+    """
+    attentions = [group.attention for group in spec.groups]
+    if not spec.has_mixed_layers:
+        return attentions[0].kv_shape
+    sizes = (a.kv_elements * a.layers_a_slot for a in attentions)
+    return (max(sizes),)
+
+
+def _stored(data: Tensor, share: int, token: tuple[int, ...]) -> Tensor:
+    """Returns a layer's part of its place in the cache: [pages, block_size, *token]."""
+    if data.shape[2:] == token:
+        return data
+    size = prod(token)
+    part = data[..., share * size : (share + 1) * size]
+    return part.view(*part.shape[:-1], *token)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -273,14 +338,26 @@ def latents_of(spec: ModelSpec, index: int) -> MLA:
     return attention
 
 
-def rotations(spec: ModelSpec) -> dict[Rope, int]:
+def layer_kind(table: int, attention: Attention) -> LayerKind:
+    """Returns the kind of a layer that has its pages in a block table."""
+    chunked = isinstance(attention, GQA) and attention.chunk > 0
+    return LayerKind(table, attention.window, attention.sink_tokens, chunked)
+
+
+def rotations(spec: ModelSpec) -> set[Rotation]:
     """Returns the rotations of a model, with the dimensions of a head that they turn."""
     attentions = (group.attention for group in spec.groups)
     return {
-        attention.rope: attention.rotated
+        (attention.rope, attention.rotated)
         for attention in attentions
         if attention.rope is not None
     }
+
+
+def query_scales(spec: ModelSpec) -> set[QueryScale]:
+    """Returns the kinds of factors of a model's queries."""
+    kinds = {group.attention.query_scale for group in spec.groups}
+    return {kind for kind in kinds if kind is not None}
 
 
 def rope_table(rope: Rope, head_dim: int, length: int) -> Tensor:
@@ -315,7 +392,14 @@ class Heads:
         if self.sinks is not None:
             sinks = self.sinks.view(1, gqa.kv_heads, shared, 1)
             key, value, mask = _with_sinks(key, value, mask, sinks)
-        out = F.scaled_dot_product_attention(query, key, value, mask, scale=self.scale)
+        if gqa.score_cap is None:
+            out = F.scaled_dot_product_attention(
+                query, key, value, mask, scale=self.scale
+            )
+        else:
+            lines = query.unsqueeze(-2), key, value
+            of_lines = None if mask is None else mask.unsqueeze(-2)
+            out = capped_attention(*lines, of_lines, self.scale, gqa.score_cap)
         return out.reshape(rows, gqa.q_size)
 
     def _read(
@@ -334,27 +418,32 @@ class Heads:
         return key, value
 
     def prefill(
-        self, qkv: Tensor, cache: LayerCache, chunk: ChunkReads, out: Tensor
+        self,
+        query: Tensor,
+        new: Tensor,
+        cache: LayerCache,
+        chunk: ChunkReads,
+        out: Tensor,
     ) -> None:
-        """Attend with the tokens of one chunk: `qkv` [n, heads + 2 * kv_heads, head_dim]
-        into `out` [n, heads * head_dim].
+        """Attend with the tokens of one chunk: `query` [n, heads, head_dim], whose own
+        keys and values are `new` [n, 2, kv_heads, head_dim], into `out` [n, heads *
+        head_dim].
         """
-        gqa, count = self.gqa, len(qkv)
+        gqa, count = self.gqa, len(query)
         shared = gqa.heads // gqa.kv_heads
         if chunk.blocks is None:
-            kv = qkv[:, gqa.heads :].view(1, count, 2, gqa.kv_heads, gqa.head_dim)
-            key, value = kv.permute(2, 0, 3, 1, 4).unbind(0)
+            key, value = new[None].permute(2, 0, 3, 1, 4).unbind(0)
         else:
             key, value = self._read(cache, chunk.blocks, 1, chunk)
         # [kv_heads, group, n, head_dim]: the key head is the batch, so expanding it
         # copies nothing.
-        query = qkv[:, : gqa.heads].view(count, gqa.kv_heads, shared, gqa.head_dim)
-        query = query.permute(1, 2, 0, 3)
+        query = query.view(count, gqa.kv_heads, shared, gqa.head_dim).permute(1, 2, 0, 3)
         key, value = key.transpose(0, 1), value.transpose(0, 1)
         out_by_head = out.view(count, gqa.kv_heads, shared, gqa.head_dim).permute(
             1, 2, 0, 3
         )
-        if self.sinks is None and chunk.is_causal and query.dtype in MERGEABLE_DTYPES:
+        mergeable = self.sinks is None and gqa.score_cap is None
+        if mergeable and chunk.is_causal and query.dtype in MERGEABLE_DTYPES:
             out_by_head.copy_(_after_context(query, key, value, self.scale))
             return
         for piece in chunk.pieces():
@@ -378,13 +467,17 @@ class Heads:
         """Attend with some tokens of a chunk: [kv_heads, group, n, head_dim], likewise
         keys and values of one head a group.
         """
+        cap = self.gqa.score_cap
+        if causal and (self.sinks is not None or cap is not None):
+            count = query.shape[2]
+            mask = torch.full((count, count), -torch.inf).triu_(1)
+            causal = False
         if self.sinks is not None:
-            if causal:
-                count = query.shape[2]
-                mask = torch.full((count, count), -torch.inf).triu_(1)
-                causal = False
             sinks = self.sinks.view(len(query), query.shape[1], 1, 1)
             key, value, mask = _with_sinks(key, value, mask, sinks)
+        if cap is not None:
+            shared = key[:, 0], value[:, 0]
+            return capped_attention(query, *shared, mask, self.scale, cap)
         shape = (*query.shape[:2], *key.shape[2:])
         return F.scaled_dot_product_attention(
             query,
@@ -394,6 +487,35 @@ class Heads:
             scale=self.scale,
             is_causal=causal,
         )
+
+
+def capped_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    cap: float,
+) -> Tensor:
+    """Returns attention whose scores are cap * tanh(score / cap) before the mask is
+    added: a few queries after others, so that scores are few numbers.
+
+    `query` [..., group, n, head_dim], keys and values [..., keys, head_dim], and a mask
+    for [..., group, n, keys].
+    """
+    heads, keys = query.shape[:-2], key.shape[-2]
+    size = max(1, MAX_MASK_NUMBERS // (heads.numel() * keys))
+    results, start = [], 0
+    for piece in torch.split(query * (scale / cap), size, -2):
+        end = start + piece.shape[-2]
+        scores = torch.matmul(piece.flatten(-3, -2), key.transpose(-1, -2))
+        scores = scores.float().tanh_().mul_(cap).view(*heads, end - start, keys)
+        if mask is not None:
+            scores += mask if mask.shape[-2] == 1 else mask[..., start:end, :]
+        weights = scores.softmax(-1).to(value.dtype).flatten(-3, -2)
+        results.append(torch.matmul(weights, value).view(piece.shape))
+        start = end
+    return results[0] if len(results) == 1 else torch.cat(results, -2)
 
 
 def _after_context(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:

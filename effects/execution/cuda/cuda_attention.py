@@ -13,10 +13,13 @@ from attrs import frozen
 from torch import Tensor
 
 from minfer.effects.execution.cpu.paged_attention import (
+    Rotation,
     heads_of,
     latents_of,
+    query_scales,
     rope_table,
     rotations,
+    slot_shape,
 )
 from minfer.effects.execution.cuda.latent_attention import LatentLayer
 from minfer.effects.execution.cuda.step_segments import (
@@ -25,7 +28,14 @@ from minfer.effects.execution.cuda.step_segments import (
     prefill_segments,
 )
 from minfer.effects.models.architecture.batch import Batch
-from minfer.effects.models.architecture.gqa import GQA
+from minfer.effects.models.architecture.gqa import (
+    GQA,
+    padded_values,
+    without_padding,
+)
+from minfer.effects.models.architecture.layers import Attention
+from minfer.effects.models.architecture.mla import MLA
+from minfer.effects.models.architecture.query_scale import QueryScale
 from minfer.effects.models.architecture.rope_scaling import Rope
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import torch_dtype, torch_kv_dtype
@@ -46,9 +56,11 @@ class _Options(TypedDict):
     """What both kernels of attention take."""
 
     window: int
+    chunked: bool
     sink_tokens: int
     sinks: Tensor | None
     scales: CacheScales | None
+    cap: float | None
     splits: int
     out: Tensor
 
@@ -80,7 +92,8 @@ class CudaCache:
     layer_scales: tuple[CacheScales | None, ...]  # of each
     groups: tuple[int, ...]  # of each layer, as in `ModelSpec.groups`
     # [positions, head_dim] float32 by rotation: cosines, then sines
-    ropes: Mapping[Rope, Tensor]
+    ropes: Mapping[Rotation, Tensor]
+    query_scales: Mapping[QueryScale, Tensor]  # [positions] float32
 
     @classmethod
     def make(
@@ -95,25 +108,30 @@ class CudaCache:
         """Returns pages on a device, for positions up to `length`.
         torch.OutOfMemoryError.
         """
-        [kv_shape] = {group.attention.kv_shape for group in spec.groups}
-        num_tensors, *token = kv_shape if len(kv_shape) > 1 else (1, *kv_shape)
-        shape = (layout.layers_a_page, num_tensors, pages + 1, block_size, *token)
+        shape = (layout.layers_a_page, *_slot_shape(spec, pages + 1, block_size))
         cache_dtype, scales = torch_kv_dtype(spec.kv_dtype), None
         data = torch.empty(shape, dtype=cache_dtype, device=device)
         if cache_dtype is INT8:
             scales = torch.empty(shape[:-1], device=device)
         ropes = {
-            rope: _angles(rope, dim, length).to(device)
-            for rope, dim in rotations(spec).items()
+            (rope, dim): _angles(rope, dim, length).to(device)
+            for rope, dim in rotations(spec)
         }
         slots = [place.slot for place in layout.places]
-        layers = tuple(data[slot].unbind(0) for slot in slots)
+        layers = tuple(
+            _stored(data[place.slot], place.share, layer.attention)
+            for place, layer in zip(layout.places, spec.layers, strict=True)
+        )
         of_layers = tuple(
             None if scales is None else CacheScales(*scales[slot]) for slot in slots
         )
         kinds = [group.attention for group in spec.groups]
         groups = tuple(kinds.index(layer.attention) for layer in spec.layers)
-        return cls(spec, layout, data, scales, layers, of_layers, groups, ropes)
+        factors = {
+            query_scale: query_scale.table(length + 1).to(device)
+            for query_scale in query_scales(spec)
+        }
+        return cls(spec, layout, data, scales, layers, of_layers, groups, ropes, factors)
 
     def rotate_and_attend(
         self, batch: Batch, index: int, qkv: Tensor, heads: HeadWeights
@@ -124,21 +142,26 @@ class CudaCache:
         gqa, (keys, values) = heads_of(self.spec, index), self.layers[index]
         if gqa.rope is None:
             raise TypeError("transformers' model rotates heads itself")
+        qkv = padded_values(gqa, qkv)
         rope_and_cache(
             qkv,
-            self.ropes[gqa.rope],
+            self.ropes[gqa.rope, gqa.rotated],
             batch.positions,
             batch.slots[self.layout.places[index].table],
             keys,
             values,
             gqa.heads,
-            gqa.kv_heads,
+            gqa.new_kv_heads,
             heads.q_norm,
-            heads.k_norm,
+            heads.q_norm if heads.k_norm is None else heads.k_norm,
             self.layer_scales[index],
+            heads.v_norm,
             norms_last=heads.norms_after_rope,
+            query_scales=self._query_scales(gqa),
+            keys_are_values=gqa.keys_are_values,
         )
-        return self._read(batch, index, qkv, gqa.scale, heads.sinks)
+        attended = self._read(batch, index, qkv, gqa.scale, heads.sinks)
+        return without_padding(gqa, attended)
 
     def mix_latent(
         self,
@@ -151,8 +174,10 @@ class CudaCache:
         """Norm and rotate, write latents, and attend; see `PagedCache`."""
         mla, [cache] = latents_of(self.spec, index), self.layers[index]
         table = self.layout.places[index].table
-        rope, splits = self.ropes[mla.rope], batch.splits_of(self.groups[index])
-        layer = LatentLayer(mla, cache, table, rope, weights, splits)
+        rope = self.ropes[mla.rope, mla.rotated]
+        splits = batch.splits_of(self.groups[index])
+        factors = self._query_scales(mla)
+        layer = LatentLayer(mla, cache, table, rope, weights, splits, factors)
         return layer.rotate_and_attend(batch, query, latent)
 
     def attend(
@@ -213,9 +238,11 @@ class CudaCache:
             args = q[segment.tokens], pages.keys, pages.values, pages.table, segment.rows
             options: _Options = {
                 "window": gqa.window or 0,
+                "chunked": gqa.chunk > 0,
                 "sink_tokens": gqa.sink_tokens,
                 "sinks": sinks,
                 "scales": pages.scales,
+                "cap": gqa.score_cap,
                 "splits": segment.splits,
                 "out": out[segment.tokens],
             }
@@ -233,6 +260,11 @@ class CudaCache:
                 **options,
             )
         return out.view(len(out), -1)
+
+    def _query_scales(self, attention: Attention) -> Tensor | None:
+        """Returns the factors of a layer's queries by position, if there are any."""
+        kind = attention.query_scale
+        return None if kind is None else self.query_scales[kind]
 
     def _pages(self, batch: Batch, index: int) -> _Pages:
         """Returns a layer's cache."""
@@ -277,6 +309,33 @@ class CudaCache:
 
     def clear(self, blocks: Sequence[int], start: int = 0) -> None:
         """Do nothing: no kernel's result depends on what is behind a context."""
+
+
+def _slot_shape(spec: ModelSpec, pages: int, block_size: int) -> tuple[int, ...]:
+    """Returns the shape of a place for a layer: keys and values apart, or latents."""
+    shape = slot_shape(spec)
+    if len(shape) > 1:
+        return (shape[0], pages, block_size, *shape[1:])
+    if all(isinstance(group.attention, GQA) for group in spec.groups):
+        return (2, pages, block_size, shape[0] // 2)  # of layers that share places
+    return (1, pages, block_size, *shape)
+
+
+def _stored(data: Tensor, share: int, attention: GQA | MLA) -> tuple[Tensor, ...]:
+    """Returns keys and values of a layer, or latents, in its place [tensors, pages,
+    block_size, ...]. Where several layers share one, each has both in one half of it.
+    """
+    if data.dim() > 4 or not isinstance(attention, GQA):
+        return data.unbind(0)
+    size, first = attention.kv_elements // 2, 0
+    halves = data[0], data[1]
+    if attention.layers_a_slot > 1:
+        half, place = divmod(share, attention.layers_a_slot // 2)
+        tokens, first = data[half], place * 2 * size
+        halves = tokens, tokens[..., size:]
+    parts = (half_slot[..., first : first + size] for half_slot in halves)
+    heads = attention.kv_shape[1:]
+    return tuple(part.view(*part.shape[:-1], *heads) for part in parts)
 
 
 def _angles(rope: Rope, head_dim: int, length: int) -> Tensor:

@@ -37,16 +37,19 @@ class LatentLayer:
     rope: Tensor  # [positions, rope_dim] float32: cosines, then sines
     weights: LatentWeights
     splits: int  # of the contexts of decode rows
+    query_scales: Tensor | None = None  # [positions] float32: factors of queries
 
     def rotate_and_attend(self, batch: Batch, query: Tensor, latent: Tensor) -> Tensor:
         """Norm and rotate, write latents, and attend; see `PagedCache.mix_latent`."""
         by_head = query.view(len(query), self.mla.heads, self.mla.query_dim)
         if batch.chunks is None or batch.chunks.expanded is None:
             absorbed = self._absorb(by_head)
-            self._write(batch, latent, by_head, absorbed[..., self.mla.rank :])
+            self._write(
+                batch, latent, by_head, absorbed[..., self.mla.rank :], self.mla.rank
+            )
             return self._values(self._attend(batch, absorbed)).flatten(1)
         rope_part = by_head[..., self.mla.plain_dim :]
-        self._write(batch, latent, by_head, rope_part)
+        self._write(batch, latent, by_head, rope_part, self.mla.plain_dim)
         decode_inputs = len(batch.rows)
         out = query.new_empty(len(query), self.mla.heads, self.mla.value_dim)
         if decode_inputs:
@@ -62,8 +65,17 @@ class LatentLayer:
         )
         return out.flatten(1)
 
-    def _write(self, batch: Batch, latent: Tensor, by_head: Tensor, out: Tensor) -> None:
-        """Write the step's latents, and the queries' rotated part to `out`."""
+    def _write(
+        self,
+        batch: Batch,
+        latent: Tensor,
+        by_head: Tensor,
+        out: Tensor,
+        plain_dim: int,
+    ) -> None:
+        """Write the step's latents, and the queries' rotated part to `out`, where
+        `plain_dim` numbers of the other part stand before it.
+        """
         write_latent(
             latent,
             self.weights.norm,
@@ -74,6 +86,8 @@ class LatentLayer:
             by_head[..., self.mla.plain_dim :],
             out=out,
             interleaved=False,  # weights are in the order of halves
+            query_scales=self.query_scales,
+            plain_dim=0 if self.query_scales is None else plain_dim,
         )
 
     def _absorb(self, by_head: Tensor) -> Tensor:

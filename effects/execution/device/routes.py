@@ -85,6 +85,10 @@ class GroupRoute:
         no_flash = flash_missing(dim, dtype, block_size, device)
         if attention.sinks:
             no_flash = "it has no attention sinks"
+        elif attention.chunk:
+            no_flash = "it has no attention within chunks of positions"
+        elif attention.score_cap is not None:
+            no_flash = "its kernels for capped scores are not tested here"
         elif attention.sink_tokens:
             no_flash = "it does not read sink tokens beside a window"
         elif attention.window:
@@ -134,6 +138,8 @@ class GroupRoute:
     def name(self) -> str:
         """The group's place in a table of routes."""
         window, sinks = self.attention.window, self.attention.sink_tokens
+        if isinstance(self.attention, GQA) and self.attention.chunk:
+            return f"chunks of {window}"
         if sinks:
             return f"window {window}, {sinks} sink tokens"
         return f"window {window}" if window else "no window"

@@ -10,7 +10,8 @@ dense.py, moe.py            the feed-forwards: the same of each
 linear.py                   matrices, fused and sharded
 products.py, product_context.py     the kernels that multiply, and what a step tells them
 weights.py                  the tree of weights, and a checkpoint's tensors in it
-rope_scaling.py, windows.py, attention_window.py    positions and sliding windows
+rope_scaling.py, query_scale.py     positions: rotation, and factors of queries
+windows.py, attention_window.py     sliding windows
 quantization.py, quantization_files.py              which matrices are quantized
 refusals.py                 models that are refused by name
 """

@@ -131,11 +131,12 @@ def read_dense(reader: ConfigReader, family: Family, norms: NormRule) -> Dense:
     default = family.default_feed_ratio * hidden or None
     return Dense(
         hidden_size=hidden,
-        intermediate_size=reader.size("intermediate_size", default),
+        intermediate_size=reader.size(family.dense_width, default),
         norms=norms,
         bias=reader.is_set(family.mlp_bias),
         activation=family.activation,
         stored_gate_up=family.stored_gate_up,
+        name=family.feed_name,
     )
 
 

@@ -7,7 +7,12 @@ product; the cache normalises and rotates heads, stores the new keys and values,
 attends; the product that follows mixes the heads. With *sinks* each head has one more
 logit, whose share of the softmax goes to no value (gpt-oss; Xiao et al. 2023). *Sink
 tokens* are another thing: the first tokens of a sequence, whose keys and values are
-attended to beside the window (attention_window.py).
+attended to beside the window (attention_window.py). With attention within *chunks* of
+positions (Llama 4), a query attends to the keys of its chunk up to its own: never to more
+than a window as long as a chunk has, so that blocks are given back as for such windows.
+Values may be narrower than keys (MiMo-V2-Flash): they are stored padded with zeros to
+their width, so that the same kernels read both. Of keys of 192 and values of 128
+dimensions a token keeps 384 numbers a head instead of 320.
 
 With tensor parallelism, heads are split: the fused product by column, the one after it by
 row.
@@ -36,6 +41,7 @@ from minfer.effects.models.architecture.products import (
     norm_linear,
 )
 from minfer.effects.models.architecture.quantization import CheckpointForm
+from minfer.effects.models.architecture.query_scale import QueryScale, read_query_scale
 from minfer.effects.models.architecture.rope_scaling import (
     FULL,
     SLIDING,
@@ -66,8 +72,13 @@ class GQA:
     kv_heads: int
     head_dim: int
     window: int | None = None  # keys up to its own that a query attends to; None: all
+    # Positions are in chunks of as many, and a query attends within its own; 0: they are
+    # not. Then `window` is the same: as many keys, at most, are read.
+    chunk: int = 0
     rope: Rope | None = None  # None: transformers' model handles positions
     scale: float  # multiplies the scores
+    query_scale: QueryScale | None = None  # and factors of queries by position
+    score_cap: float | None = None  # then they are cap * tanh(score / cap) (Gemma 2)
     norms: NormRule
     qk_norm: bool = False
     # Over each head, or over all heads together; after the rotation instead of before it.
@@ -77,15 +88,29 @@ class GQA:
     # The numbers of this rank's first heads of queries and keys in the model.
     first_head: int = 0
     first_kv_head: int = 0
+    # The eps of a norm of query and key heads that has no factors; None: there is none.
+    # As a rotation changes no length, it is computed before the rotation.
+    unit_heads: float | None = None
     qkv_bias: bool = False
     out_bias: bool = False
     sinks: bool = False
+    sinks_name: str = "sinks"  # in a checkpoint
     # The name of queries, keys and values in a checkpoint that stores them as one; and
     # whether each key head is there behind its queries, before its values.
     stored_qkv: str = ""
     qkv_by_key_head: bool = False
     # Tokens at the beginning of a sequence that a query attends to beside its window.
     sink_tokens: int = 0
+    # Values are what keys are before their norm and rotation; and are normalised.
+    keys_are_values: bool = False
+    value_norm: bool = False
+    # The layer before it whose keys and values it reads instead of its own.
+    shares_keys_of: int | None = None
+    layers_a_slot: int = 1  # layers of this size that share a place in the cache
+    # Values of another width than keys, which the cache pads with zeros to it; and their
+    # factor (MiMo).
+    value_dim: int | None = None
+    value_scale: float = 1.0
 
     def for_rank(self, rank_info: RankInfo) -> "GQA":
         """Returns the sizes of one rank's heads. Of fewer key heads than ranks, several
@@ -115,6 +140,11 @@ class GQA:
         )
 
     @property
+    def new_kv_heads(self) -> int:
+        """Key heads that it computes: 0, if it reads those of another layer."""
+        return self.kv_heads if self.shares_keys_of is None else 0
+
+    @property
     def q_size(self) -> int:
         """Width of all query heads together."""
         return self.heads * self.head_dim
@@ -130,9 +160,19 @@ class GQA:
         return self.head_dim
 
     @property
+    def value_width(self) -> int:
+        """Width of a head's value."""
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+    @property
     def rotated(self) -> int:
         """Dimensions of a head that are rotated, if there is a rotation."""
         return self.head_dim
+
+    @property
+    def pads_values(self) -> bool:
+        """Whether values are copied to get the width of keys, or their factor."""
+        return self.value_width != self.head_dim or self.value_scale != 1
 
     # --- weights ------------------------------------------------------------------------
 
@@ -140,9 +180,13 @@ class GQA:
     def qkv(self) -> LinearSizes:
         """The product of queries, keys and values."""
         names = [self.stored_qkv] if self.stored_qkv else ["q_proj", "k_proj", "v_proj"]
+        outputs = [self.q_size, self.kv_size, self.kv_heads * self.value_width]
+        if not self.stored_qkv:
+            count = 3 - self.keys_are_values if self.new_kv_heads else 1
+            names, outputs = names[:count], outputs[:count]
         return LinearSizes(
             names=tuple(f"self_attn.{name}" for name in names),
-            outputs=(self.q_size, self.kv_size, self.kv_size),
+            outputs=tuple(outputs),
             inputs=self.hidden_size,
             shard=Shard.COLUMN,
             bias=self.qkv_bias,
@@ -154,7 +198,7 @@ class GQA:
         return LinearSizes(
             names=("self_attn.o_proj",),
             outputs=(self.hidden_size,),
-            inputs=self.q_size,
+            inputs=self.heads * self.value_width,
             shard=Shard.ROW,
             bias=self.out_bias,
         )
@@ -176,14 +220,19 @@ class GQA:
         """Elements of the norms of queries and keys."""
         if self.qk_norm_over == "all" or self.qk_norm_factors != "shared":
             return (self.q_size + self.kv_size) * self.qk_norm
-        return 2 * self.head_dim * self.qk_norm
+        return (2 if self.new_kv_heads else 1) * self.head_dim * self.qk_norm
 
     @property
     def float32_elements(self) -> int:
         """Elements of weights that are in float32 whatever the activations' dtype."""
-        heads = self.qk_norm_elements * self.norms.offset
+        heads = self.qk_norm_elements * self.norms.wide
         heads += self.heads * self.sinks
         return heads + self.norms.float32_elements(self.hidden_size)
+
+    @property
+    def unit_elements(self) -> int:
+        """Factors of 1, in float32, of norms that have none in a checkpoint."""
+        return self.head_dim if self.value_norm and self.new_kv_heads else 0
 
     # --- memory -------------------------------------------------------------------------
 
@@ -212,12 +261,14 @@ class GQA:
         qkv = self.q_size + 2 * self.kv_size
         rotation = qkv * (element if element == 4 else 8)
         copies = (qkv + self.q_size) * kv_element if kv_element != element else 0
+        copies += qkv * element * self.pads_values
         return (qkv + 2 * self.q_size) * element + rotation + copies
 
     @property
     def cuda_activation_elements(self) -> int:
         """Elements of a token at attention's widest place on a GPU."""
-        return 2 * self.q_size + 2 * self.kv_size
+        padded = (self.q_size + 2 * self.kv_size) * self.pads_values
+        return 2 * self.q_size + 2 * self.kv_size + padded
 
     def cuda_partial_bytes(self, rows: int, length: int) -> int:
         """Returns the bytes of Flash-Decoding's partial results on a GPU, for `rows`
@@ -280,7 +331,7 @@ def read_gqa(
                 "partial_rotary_factor", f"a quarter of {head_dim}, or more"
             )
     divisor = reader.positive(family.score_scale) if family.score_scale else head_dim
-    scale: float = divisor**-0.5
+    scale: float = divisor**-0.5 if family.scaled_scores else 1.0
     if family.score_multiplier:
         scale = reader.positive(family.score_multiplier, 1.0)
     attention = GQA(
@@ -289,6 +340,7 @@ def read_gqa(
         kv_heads=kv_heads,
         head_dim=head_dim,
         scale=scale,
+        score_cap=reader.optional_positive(family.score_cap),
         norms=norms,
         qk_norm=reader.is_set(family.qk_norm),
         qk_norm_over=family.qk_norm_over,
@@ -296,10 +348,13 @@ def read_gqa(
         qk_norm_factors=family.qk_norm_factors,
         qkv_bias=reader.is_set(family.qkv_bias),
         out_bias=reader.is_set(family.out_bias),
-        sinks=family.sinks,
+        sinks_name=family.sinks_name,
+        value_dim=_read_value_dim(reader, family, head_dim),
+        value_scale=reader.optional_positive(family.value_scale) or 1.0,
         stored_qkv=family.stored_qkv,
         # With one key head, that is all queries, keys, values.
         qkv_by_key_head=family.qkv_by_key_head and kv_heads > 1,
+        value_norm=family.value_norm,
     )
     ropes = {
         kind: evolve(rope, interleaved=family.interleaved_rotary)
@@ -307,13 +362,85 @@ def read_gqa(
     }
     windows = read_windows(reader, family)
     layers = zip(windows, read_rotated(reader, family, windows), strict=True)
-    return tuple(
+    chunks = family.windows == "chunked"
+    window_kv_heads = kv_heads * family.window_kv_heads
+    if heads % window_kv_heads:
+        raise reader.error(
+            "num_key_value_heads",
+            f"such that {window_kv_heads}, those of layers with a window, are a divisor "
+            f"of num_attention_heads = {heads}",
+        )
+    attentions = (
         evolve(
             attention,
             window=window,
+            chunk=(window or 0) if chunks else 0,
             rope=ropes[SLIDING if window else FULL] if rotated else UNROTATED,
+            query_scale=read_query_scale(reader, family, rotated=rotated),
+            sinks=family.sinks is True or (bool(family.sinks) and window is not None),
+            kv_heads=kv_heads if window is None else window_kv_heads,
         )
         for window, rotated in layers
+    )
+    has_unit_heads = reader.is_set(family.unit_heads)
+    return tuple(
+        _with_unit_heads(attention, norms.eps)
+        if has_unit_heads and attention.rope != UNROTATED
+        else attention
+        for attention in attentions
+    )
+
+
+def _read_value_dim(reader: ConfigReader, family: Family, head_dim: int) -> int | None:
+    """Returns the width of values; None: that of keys. Raises `ModelConfigError`."""
+    if not family.value_dim:
+        return None
+    value_dim = reader.size(family.value_dim)
+    if value_dim > head_dim:
+        raise reader.error(family.value_dim, f"at most head_dim = {head_dim}")
+    return value_dim
+
+
+def padded_values(sizes: GQA, qkv: "Tensor") -> "Tensor":
+    """Returns queries, keys and values [tokens, (heads + 2 * kv_heads) * head_dim] of a
+    product whose values are narrower, or have a factor: the cache's values are as wide as
+    keys.
+    """
+    if not sizes.pads_values:
+        return qkv
+    width = sizes.value_width
+    first_value = sizes.q_size + sizes.kv_size
+    padded = qkv.new_zeros(len(qkv), first_value + sizes.kv_size)
+    padded[:, :first_value] = qkv[:, :first_value]
+    values = qkv[:, first_value:].view(len(qkv), sizes.kv_heads, width)
+    of_heads = padded[:, first_value:].view(len(qkv), sizes.kv_heads, sizes.head_dim)
+    of_heads[..., :width] = values * sizes.value_scale
+    return padded
+
+
+def without_padding(sizes: GQA, attended: "Tensor") -> "Tensor":
+    """Returns the results of heads [tokens, heads * value_width], of those whose values
+    were padded.
+    """
+    width = sizes.value_width
+    if width == sizes.head_dim:
+        return attended
+    by_head = attended.view(len(attended), sizes.heads, sizes.head_dim)
+    return by_head[..., :width].flatten(1)
+
+
+def _with_unit_heads(attention: GQA, eps: float) -> GQA:
+    """Returns an attention whose query and key heads are normalised after the rotation,
+    without factors, as one that normalises them before: a norm of `eps` undoes the factor
+    of cosines and sines, but for its eps.
+    """
+    rope = attention.rope
+    if rope is None:
+        return attention
+    return evolve(
+        attention,
+        rope=evolve(rope, attention_factor=1.0),
+        unit_heads=eps / rope.attention_factor**2,
     )
 
 
@@ -327,7 +454,9 @@ def empty_gqa(sizes: GQA, make: WeightMaker) -> GQAWeights:
             make.norm(sizes.q_size, sizes.norms), make.norm(sizes.kv_size, sizes.norms)
         )
 
-    def norm(heads: int) -> Norm | None:
+    def head_norm(heads: int) -> Norm | None:
+        if sizes.unit_heads is not None:
+            return Norm(make.vector(sizes.head_dim).fill_(1), sizes.unit_heads)
         if not each_head:
             return None
         own = heads if sizes.qk_norm_factors != "shared" else 0
@@ -339,8 +468,11 @@ def empty_gqa(sizes: GQA, make: WeightMaker) -> GQAWeights:
         qkv=make.linear(sizes.qkv),
         whole_norms=whole_norms,
         heads=HeadWeights(
-            q_norm=norm(sizes.heads),
-            k_norm=norm(sizes.kv_heads),
+            q_norm=head_norm(sizes.heads),
+            k_norm=head_norm(sizes.kv_heads) if sizes.new_kv_heads else None,
+            v_norm=make.unit_norm(sizes.head_dim, sizes.norms)
+            if sizes.unit_elements
+            else None,
             norms_after_rope=sizes.qk_norm_after_rope,
             sinks=make.vector(sizes.heads, "float32") if sizes.sinks else None,
         ),
@@ -375,10 +507,10 @@ def gqa_parts(
         ("self_attn.q_norm", q_norm, sizes.first_head),
         ("self_attn.k_norm", k_norm, sizes.first_kv_head),
     ):
-        if norm is not None:
+        if norm is not None and sizes.qk_norm:
             yield from _head_norm_parts(sizes, name, norm, first, order)
     if heads.sinks is not None:
-        yield WeightPart("self_attn.sinks", heads.sinks)
+        yield WeightPart(f"self_attn.{sizes.sinks_name}", heads.sinks)
     yield from weight_parts(sizes.out, weights.out, form)
     yield from bias_parts(sizes.out, weights.out)
 

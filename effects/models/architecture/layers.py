@@ -7,7 +7,6 @@ case of each function below.
 """
 
 from collections.abc import Iterator
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve, fields, frozen, has
@@ -27,6 +26,14 @@ from minfer.effects.models.architecture.gqa import (
     empty_gqa,
     gqa_parts,
     read_gqa,
+)
+from minfer.effects.models.architecture.layer_heads import with_layer_heads
+from minfer.effects.models.architecture.layer_inputs import (
+    LayerInput,
+    LayerInputWeights,
+    add_layer_input,
+    empty_layer_input,
+    layer_input_parts,
 )
 from minfer.effects.models.architecture.linear import (
     LinearSizes,
@@ -53,7 +60,11 @@ from minfer.effects.models.architecture.moe import (
 )
 from minfer.effects.models.architecture.products import in_kernel_layout, normalise
 from minfer.effects.models.architecture.quantization import PLAIN_FORM, CheckpointForm
-from minfer.effects.models.architecture.rope_scaling import FULL, parse_ropes
+from minfer.effects.models.architecture.rope_scaling import (
+    FULL,
+    SCALING_BETA,
+    parse_ropes,
+)
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families.family import Family
 from minfer.effects.models.parts import WeightPart
@@ -64,6 +75,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Attention = GQA | MLA
+SCALAR: Final = "layer_scalar"  # in a layer of a checkpoint
+
 FeedForward = Dense | MoE
 AttentionWeights = GQAWeights | MLAWeights
 FeedForwardWeights = DenseWeights | MoEWeights
@@ -79,13 +92,15 @@ class Layer:
     # (Wang and Komatsuzaki 2021). Without a norm of its own, the feed-forward reads what
     # attention reads.
     parallel: bool = False
+    inputs: LayerInput | None = None  # what it does with an input of its own
+    scalar: bool = False  # the residual stream is multiplied with a number at its end
 
     def for_rank(self, rank_info: RankInfo) -> "Layer":
         """Returns the sizes of one rank's part. Raises `UnsupportedModelError`."""
-        return Layer(
-            self.attention.for_rank(rank_info),
-            self.feed_forward.for_rank(rank_info),
-            self.parallel,
+        return evolve(
+            self,
+            attention=self.attention.for_rank(rank_info),
+            feed_forward=self.feed_forward.for_rank(rank_info),
         )
 
     def with_long_factors(self, *, is_long: bool) -> "Layer":
@@ -99,17 +114,21 @@ class Layer:
     @property
     def matrices(self) -> tuple[LinearSizes, ...]:
         """The sizes of all matrices."""
-        return self.attention.matrices + self.feed_forward.matrices
+        matrices = self.attention.matrices + self.feed_forward.matrices
+        return matrices if self.inputs is None else matrices + self.inputs.matrices
 
     @property
     def parameters(self) -> int:
         """Elements of all weights."""
-        return self.attention.parameters + self.feed_forward.parameters
+        others = self.scalar + (0 if self.inputs is None else self.inputs.parameters)
+        return self.attention.parameters + self.feed_forward.parameters + others
 
     @property
     def float32_elements(self) -> int:
         """Elements of weights that are in float32 whatever the activations' dtype."""
-        return self.attention.float32_elements + self.feed_forward.float32_elements
+        inputs = 0 if self.inputs is None else self.inputs.float32_elements
+        sublayers = self.attention, self.feed_forward
+        return inputs + sum(sublayer.float32_elements for sublayer in sublayers)
 
     @property
     def active_parameters(self) -> int:
@@ -123,6 +142,8 @@ class LayerWeights:
 
     attention: AttentionWeights
     feed_forward: FeedForwardWeights
+    inputs: LayerInputWeights | None = None
+    scalar: "Tensor | None" = None  # [1]
 
 
 @frozen
@@ -156,6 +177,8 @@ def read_layers(
         bases=family.rope_bases,
         partial=family.partial_rotary,
         longrope=family.longrope,
+        further_keys=frozenset({SCALING_BETA} if family.query_scale == "rope" else ()),
+        default=family.defaults.get("rope_parameters"),
     )
     names = family.norm_names
     attention_norms = evolve(
@@ -165,12 +188,56 @@ def read_layers(
     attentions: tuple[Attention, ...]
     match family.attention:
         case "gqa":
-            attentions = read_gqa(reader, family, attention_norms, ropes)
+            heads = read_gqa(reader, family, attention_norms, ropes)
+            attentions = with_layer_heads(reader, family, heads)
         case "mla":
             attentions = read_mla(reader, family, attention_norms, ropes[FULL])
     feed_forwards = _feed_forwards(reader, family, feed_norms, len(attentions))
-    parallel = repeat(family.parallel)
-    return tuple(map(Layer, attentions, feed_forwards, parallel)), context
+    if family.shared_wide and reader.flag(family.shared_wide):
+        feed_forwards = _with_shared_wide(feed_forwards, attentions)
+    inputs = _read_layer_input(reader, family, norms)
+    layers = (
+        Layer(
+            attentions[index],
+            feed_forward,
+            family.parallel,
+            inputs,
+            family.layer_scalars,
+        )
+        for index, feed_forward in enumerate(feed_forwards)
+    )
+    return tuple(layers), context
+
+
+def _with_shared_wide(
+    feed_forwards: list[FeedForward], attentions: tuple[Attention, ...]
+) -> list[FeedForward]:
+    """Returns feed-forwards that are twice as wide in layers that read other layers'
+    keys.
+    """
+    return [
+        feed_forward if attention.shares_keys_of is None else _twice_as_wide(feed_forward)
+        for feed_forward, attention in zip(feed_forwards, attentions, strict=True)
+    ]
+
+
+def _twice_as_wide(feed_forward: FeedForward) -> FeedForward:
+    """Returns a dense feed-forward, or experts with one beside them, twice as wide."""
+    if isinstance(feed_forward, Dense):
+        return evolve(feed_forward, intermediate_size=2 * feed_forward.intermediate_size)
+    if (beside := feed_forward.beside) is None:
+        return feed_forward
+    wide = evolve(beside, intermediate_size=2 * beside.intermediate_size)
+    return evolve(feed_forward, beside=wide)
+
+
+def _read_layer_input(
+    reader: ConfigReader, family: Family, norms: NormRule
+) -> LayerInput | None:
+    """Returns what each layer does with an input of its own, if layers have some."""
+    if not family.layer_inputs or not reader.size(family.layer_inputs, 0, low=0):
+        return None
+    return LayerInput(reader.size("hidden_size"), reader.size(family.layer_inputs), norms)
 
 
 def _feed_forwards(
@@ -178,12 +245,14 @@ def _feed_forwards(
 ) -> list[FeedForward]:
     """Returns the feed-forward of each layer."""
     keys = family.experts
-    if keys is None:
+    if keys is None or (keys.enabled and not reader.flag(keys.enabled)):
         return [read_dense(reader, family, norms)] * layers
     num_dense = reader.size(keys.first_dense, 0, low=0) if keys.first_dense else 0
-    sparse_step = reader.size("decoder_sparse_step", 1)
+    sparse_step = reader.size(keys.sparse_step, 1)
     dense = {*reader.ids("mlp_only_layers"), *range(num_dense)}
     dense |= {i for i in range(layers) if (i + 1) % sparse_step}
+    if keys.sparse_layers and not reader.is_absent(keys.sparse_layers):
+        dense = {*range(layers)} - {*reader.ids(keys.sparse_layers)}
     if keys.layer_types and not reader.is_absent(keys.layer_types):
         dense = _dense_layers(reader, keys.layer_types, layers)
     sparse = read_moe(reader, family, keys, norms)
@@ -217,7 +286,12 @@ def empty_layer(layer: Layer, make: WeightMaker) -> LayerWeights:
             feed_forward = empty_dense(dense, make)
         case MoE() as moe:
             feed_forward = empty_moe(moe, make)
-    return LayerWeights(attention, feed_forward)
+    return LayerWeights(
+        attention,
+        feed_forward,
+        None if layer.inputs is None else empty_layer_input(layer.inputs, make),
+        make.vector(1) if layer.scalar else None,
+    )
 
 
 def layer_parts(
@@ -234,6 +308,11 @@ def layer_parts(
             yield from dense_parts(dense, dense_weights, form)
         case MoE() as moe, MoEWeights() as moe_weights:
             yield from moe_parts(moe, moe_weights, form)
+
+    if layer.inputs is not None and weights.inputs is not None:
+        yield from layer_input_parts(layer.inputs, weights.inputs, form)
+    if weights.scalar is not None:
+        yield WeightPart(SCALAR, weights.scalar)
 
 
 def finish_layer(weights: LayerWeights, dtype: str) -> LayerWeights:
@@ -320,3 +399,11 @@ def feed(
             feed_dense(dense, dense_weights, hidden, step, x)
         case MoE() as moe, MoEWeights() as moe_weights:
             feed_moe(moe, moe_weights, hidden, step, x)
+
+
+def finish(weights: LayerWeights, hidden: "Tensor", index: int, step: ModelStep) -> None:
+    """Change the residual stream as a layer does behind its feed-forward."""
+    if weights.inputs is not None and step.layer_inputs is not None:
+        add_layer_input(weights.inputs, hidden, step.layer_inputs[:, index], step)
+    if weights.scalar is not None:
+        hidden.mul_(weights.scalar)

@@ -98,6 +98,7 @@ class NormRule:
     offset: bool = False
     centered: bool = False  # LayerNorm, not RMSNorm
     bias: bool = False
+    float32: bool = False  # the product with factors is in float32 (Gemma 4)
     # Names in a layer of a checkpoint of the norm of the sublayer's input, and of that of
     # its result, before it is added; empty: there is no such norm.
     before_name: str = "input_layernorm"
@@ -110,6 +111,11 @@ class NormRule:
     def of_stream(self) -> "NormRule":
         """The rule of norms of the residual stream, as it is kept."""
         return evolve(self, eps=self.eps / self.residual_multiplier**2)
+
+    @property
+    def wide(self) -> bool:
+        """Whether factors are kept in float32."""
+        return self.offset or self.float32
 
     @property
     def before(self) -> bool:
@@ -127,7 +133,7 @@ class NormRule:
 
     def float32_elements(self, hidden_size: int) -> int:
         """Returns those that are kept in float32."""
-        return self.elements(hidden_size) * self.offset
+        return self.elements(hidden_size) * self.wide
 
 
 @frozen
@@ -226,11 +232,15 @@ class WeightMaker:
         """Returns a norm of `size` elements; with `heads`, each has its own factors."""
         shape = (heads, size) if heads else (size,)
         return Norm(
-            self.tensor(*shape, dtype="float32" if rule.offset else None),
+            self.tensor(*shape, dtype="float32" if rule.wide else None),
             rule.eps,
             self.tensor(*shape) if rule.bias else None,
             centered=rule.centered,
         )
+
+    def unit_norm(self, size: int, rule: NormRule) -> Norm:
+        """Returns a norm without factors: they are 1."""
+        return Norm(self.vector(size, "float32").fill_(1), rule.eps)
 
     def sublayer_norms(
         self, hidden_size: int, rule: NormRule

@@ -37,6 +37,7 @@ from minfer.effects.models.architecture.linear import (
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import add_product, norm_linear
 from minfer.effects.models.architecture.quantization import CheckpointForm
+from minfer.effects.models.architecture.query_scale import QueryScale, read_query_scale
 from minfer.effects.models.architecture.rope_scaling import Rope, softmax_factor
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families.family import Family
@@ -75,6 +76,7 @@ class MLA:
     value_dim: int
     rope: Rope
     scale: float  # multiplies the scores
+    query_scale: QueryScale | None = None  # and factors of queries by position
     norms: NormRule
     bias: bool = False  # of the products that make latents
     out_bias: bool = False
@@ -173,6 +175,21 @@ class MLA:
     # --- memory -------------------------------------------------------------------------
 
     @property
+    def unit_elements(self) -> int:
+        """Factors of 1 of norms that have none in a checkpoint: there are no such."""
+        return 0
+
+    @property
+    def shares_keys_of(self) -> int | None:
+        """The layer whose latents it reads: it has its own."""
+        return None
+
+    @property
+    def layers_a_slot(self) -> int:
+        """How many such layers share a place in the cache."""
+        return 1
+
+    @property
     def kv_layout(self) -> KvLayout:
         """What the cache holds of a token."""
         return "latents"
@@ -242,6 +259,13 @@ def read_mla(
     if rope_dim % 2:
         raise reader.error("qk_rope_head_dim", "even, as its halves are paired")
     plain_dim = reader.size("qk_nope_head_dim")
+    width = plain_dim + rope_dim
+    if rope.partial != 1 and rope.rotary_dim(width) != rope_dim:
+        raise reader.error(
+            "qk_rope_head_dim",
+            f"the share partial_rotary_factor ({rope.partial:g}) of {width}, the width "
+            f"of a head (with qk_nope_head_dim)",
+        )
     interleaved = reader.is_absent("rope_interleave") or reader.flag("rope_interleave")
     rank = None if reader.is_absent("q_lora_rank") else reader.size("q_lora_rank")
     attention = MLA(
@@ -252,8 +276,9 @@ def read_mla(
         plain_dim=plain_dim,
         rope_dim=rope_dim,
         value_dim=reader.size("v_head_dim"),
-        rope=evolve(rope, interleaved=interleaved),
-        scale=(plain_dim + rope_dim) ** -0.5 * softmax_factor(reader),
+        rope=evolve(rope, partial=1.0, interleaved=interleaved),
+        scale=width**-0.5 * softmax_factor(reader),
+        query_scale=read_query_scale(reader, family),
         norms=norms,
         bias=reader.is_set(family.qkv_bias),
         out_bias=reader.is_set(family.out_bias),

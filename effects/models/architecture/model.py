@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from attrs import evolve
 from torch import Tensor
 
 from minfer.effects.models.architecture.batch import Batch, ChunkedLogits, TappedTokens
 from minfer.effects.models.architecture.cache import PagedCache
-from minfer.effects.models.architecture.layers import attend, branch_inputs, feed
+from minfer.effects.models.architecture.layer_inputs import make_layer_inputs
+from minfer.effects.models.architecture.layers import attend, branch_inputs, feed, finish
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.product_context import ProductContext
 from minfer.effects.models.architecture.products import norm_linear
@@ -25,6 +25,7 @@ from minfer.effects.models.architecture.weights import Weights
 from minfer.effects.models.ranks import SINGLE_RANK, Communicator, StageIO, whole_logits
 from minfer.kernels.leaves import Norm
 from minfer.kernels.plain import normalise
+from minfer.kernels.scaled_logits import scale_logits
 
 # A step and its PagedCache: logits [sampled, vocab], of several ranks a part of them.
 Model = Callable[[Batch, Any], Tensor]
@@ -56,18 +57,20 @@ def forward(
     with torch.inference_mode():
         # [tokens, hidden]
         hidden = _enter_stage(spec, weights, batch.tokens, communicator, stage_io)
-        step = ModelStep(batch, cache, communicator, products)
+        layer_inputs = _layer_inputs(spec, weights, batch.tokens, hidden, products)
+        step = ModelStep(batch, cache, communicator, products, layer_inputs)
         for index, (layer, layer_weights) in enumerate(
             zip(spec.layers, weights.layers, strict=True)
         ):
             # The last layer continues with fewer tokens.
             keep = picked if index == last and spec.rank_info.is_last_stage else None
-            inputs = branch_inputs(layer, layer_weights, hidden)
-            hidden = attend(layer_weights, hidden, index, step, keep, inputs.attention)
+            branches = branch_inputs(layer, layer_weights, hidden)
+            hidden = attend(layer_weights, hidden, index, step, keep, branches.attention)
             if keep is not None:
-                step = evolve(step, products=step.products.select(keep))
-                inputs = inputs.select(keep)
-            feed(layer, layer_weights, hidden, step, inputs.feed_forward)
+                step = step.select(keep)
+                branches = branches.select(keep)
+            feed(layer, layer_weights, hidden, step, branches.feed_forward)
+            finish(layer_weights, hidden, index, step)
         if not spec.rank_info.is_last_stage:
             stage_io.send(hidden)
             return hidden[:0]
@@ -76,6 +79,21 @@ def forward(
         if batch.tap is not None:
             hidden = _copy_tapped_states(batch.tap, hidden, weights.norm)
         return _logits(spec, weights, hidden, step)
+
+
+def _layer_inputs(
+    spec: ModelSpec,
+    weights: Weights,
+    tokens: Tensor,
+    hidden: Tensor,
+    products: ProductContext,
+) -> Tensor | None:
+    """Returns the inputs that layers have beside the residual stream, if they do."""
+    if spec.input_table is None or weights.input_table is None:
+        return None
+    return make_layer_inputs(
+        spec.input_table, weights.input_table, tokens, hidden, products
+    )
 
 
 def _enter_stage(
@@ -143,9 +161,13 @@ def _score_tokens(
 
 
 def _logits(spec: ModelSpec, weights: Weights, hidden: Tensor, step: ModelStep) -> Tensor:
-    """Returns the logits of states: [tokens, hidden] -> [tokens, vocab]."""
+    """Returns the logits of states, scaled and capped: [tokens, hidden] -> [tokens,
+    vocab].
+    """
     logits = norm_linear(hidden, weights.norm, weights.lm_head, step.products)
-    return logits if spec.logit_scale == 1 else logits.mul_(spec.logit_scale)
+    if spec.logit_scale != 1 or spec.logit_cap is not None:
+        scale_logits(logits, spec.logit_scale, spec.logit_cap)
+    return logits
 
 
 def _copy_tapped_states(tap: TappedTokens, hidden: Tensor, norm: Norm) -> Tensor:

@@ -2,13 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from minfer.effects.models.architecture.cache import PagedCache
 from minfer.effects.models.architecture.product_context import ProductContext
 from minfer.effects.models.ranks import Communicator
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from minfer.effects.models.architecture.batch import Batch
 
 
@@ -20,3 +22,13 @@ class ModelStep:
     cache: PagedCache
     communicator: Communicator  # of the ranks that run it, each with its part
     products: ProductContext
+    layer_inputs: "Tensor | None" = None  # [tokens, layers, width], if layers have some
+
+    def select(self, tokens: "Tensor") -> "ModelStep":
+        """Returns the step for some of the tokens: `tokens` [selected] are indices."""
+        inputs = self.layer_inputs
+        return evolve(
+            self,
+            products=self.products.select(tokens),
+            layer_inputs=None if inputs is None else inputs.index_select(0, tokens),
+        )

@@ -10,6 +10,10 @@ correction to scores only where they are ranked, and first chooses groups of exp
 At few tokens a step reads the experts that are hit, E * (1 - (1 - k / E)^tokens) of E if
 tokens choose k independently; a dense layer of as many parameters would read all.
 
+Gemma 4 has experts *beside* a dense feed-forward: both read the residual stream, each
+through a norm of its own; their results are normalised, added, and normalised again. Its
+router has a norm of its own, too.
+
 With tensor parallelism, every expert is split as a dense feed-forward is; or each rank
 has some of the experts whole (expert parallelism), and a token's other experts are not
 its own.
@@ -20,12 +24,20 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from minfer.effects.models.architecture.dense import Dense, dense_matrix_parts
+from minfer.effects.models.architecture.dense import (
+    Dense,
+    DenseWeights,
+    dense_matrix_parts,
+    dense_parts,
+    empty_dense,
+    read_dense,
+)
 from minfer.effects.models.architecture.linear import (
     LinearSizes,
     NormRule,
     WeightMaker,
     matrix_parts,
+    norm_part,
     sublayer_norm_parts,
 )
 from minfer.effects.models.architecture.model_step import ModelStep
@@ -72,20 +84,22 @@ class MoE:
     shared: Dense | None  # the shared experts, as one
     # Of the experts, those that this rank has; None: all of them.
     rank_experts: range | None = None
+    beside: Dense | None = None  # a dense feed-forward beside the experts
 
     def for_rank(self, rank_info: RankInfo) -> "MoE":
         """Returns the sizes of one rank's part: some of the experts, or of each some
         channels; of shared ones always the latter. Raises `UnsupportedModelError`.
         """
         shared = None if self.shared is None else self.shared.for_rank(rank_info)
+        beside = None if self.beside is None else self.beside.for_rank(rank_info)
         if not rank_info.parallel.by_expert:
             inter = rank_info.share(self.intermediate_size, "channels of an expert")
-            return evolve(self, intermediate_size=inter, shared=shared)
+            return evolve(self, intermediate_size=inter, shared=shared, beside=beside)
         count = rank_info.share(self.experts, "experts")
         rank_experts = range(
             rank_info.tensor_rank * count, (rank_info.tensor_rank + 1) * count
         )
-        return evolve(self, rank_experts=rank_experts, shared=shared)
+        return evolve(self, rank_experts=rank_experts, shared=shared, beside=beside)
 
     @property
     def num_rank_experts(self) -> int:
@@ -138,7 +152,8 @@ class MoE:
     def matrices(self) -> tuple[LinearSizes, ...]:
         """The sizes of all matrices but the router."""
         shared = () if self.shared is None else self.shared.matrices
-        return (self.gate_up, self.down, *shared)
+        beside = () if self.beside is None else self.beside.matrices
+        return (self.gate_up, self.down, *shared, *beside)
 
     @property
     def parameters(self) -> int:
@@ -150,7 +165,11 @@ class MoE:
         """Elements of weights that are in float32 whatever the activations' dtype."""
         router = self.experts * self.hidden_size * self.keys.float32
         router += self.experts * self.keys.correction
-        return router + self.norms.float32_elements(self.hidden_size)
+        norms = self.norms.float32_elements(self.hidden_size)
+        if self.beside is not None:
+            norms += self.beside.float32_elements
+            norms += self.hidden_size * (1 + self.norms.wide)  # the router's always are
+        return router + norms
 
     @property
     def active_parameters(self) -> int:
@@ -165,6 +184,8 @@ class MoE:
         if self.shared is not None:
             shared = self.shared.gate_up.elements + self.shared.down.elements
         norms = self.norms.elements(self.hidden_size)
+        if self.beside is not None:
+            norms += self.beside.parameters + 2 * self.hidden_size + self.experts
         return routed + self.router_elements + shared + norms
 
     @property
@@ -174,7 +195,11 @@ class MoE:
         """
         routed = self.rule.top_k * (3 * self.intermediate_size + self.hidden_size)
         shared = 0 if self.shared is None else self.shared.activation_elements
-        return max(routed, shared) + 2 * self.hidden_size + 2 * self.experts
+        beside = 0
+        if self.beside is not None:
+            beside = self.beside.activation_elements + 4 * self.hidden_size
+        widest = max(routed, shared) + beside
+        return widest + 2 * self.hidden_size + 2 * self.experts
 
 
 @frozen(eq=False, kw_only=True)
@@ -187,6 +212,15 @@ class SharedWeights:
 
 
 @frozen(eq=False, kw_only=True)
+class BesideWeights:
+    """A dense feed-forward beside the experts, and what belongs to both."""
+
+    dense: DenseWeights
+    router_norm: Norm  # [hidden], of the router's input
+    result: Norm  # [hidden], of the experts' result
+
+
+@frozen(eq=False, kw_only=True)
 class MoEWeights:
     """The weights of one layer's mixture of experts."""
 
@@ -195,6 +229,7 @@ class MoEWeights:
     experts: Experts
     shared: SharedWeights | None
     after: Norm | None = None  # [hidden], of the result
+    beside: BesideWeights | None = None
 
 
 def read_moe(
@@ -205,6 +240,11 @@ def read_moe(
     """
     hidden, inter = reader.size("hidden_size"), reader.size(keys.inter)
     count = next((key for key in keys.count if not reader.is_absent(key)), keys.count[0])
+    beside = None
+    if (names := keys.beside) is not None:
+        of_dense = evolve(norms, after_name=names.dense_result)
+        beside = read_dense(reader, family, of_dense)
+        norms = evolve(norms, before_name=names.experts)
     return MoE(
         hidden_size=hidden,
         intermediate_size=inter,
@@ -214,6 +254,7 @@ def read_moe(
         activation=family.activation,
         norms=norms,
         shared=_read_shared(reader, family, keys, norms, inter),
+        beside=beside,
     )
 
 
@@ -243,9 +284,9 @@ def _read_rule(reader: ConfigReader, keys: ExpertKeys, count: str) -> RoutingRul
     `ModelConfigError` for what cannot be.
     """
     experts = reader.size(count)
-    top_k = reader.size("num_experts_per_tok")
+    top_k = reader.size(keys.top_k)
     if top_k > experts:
-        raise reader.error("num_experts_per_tok", f"at most {count} = {experts}")
+        raise reader.error(keys.top_k, f"at most {count} = {experts}")
     method = reader.config.get("topk_method")
     if method not in (None, "greedy", "group_limited_greedy", "noaux_tc"):
         fault = f"a router with topk_method {method!r} is not supported"
@@ -268,11 +309,12 @@ def _read_rule(reader: ConfigReader, keys: ExpertKeys, count: str) -> RoutingRul
     return RoutingRule(
         top_k=top_k,
         scores=keys.scores,
+        by_logits=keys.weighs_inputs,
         normalise=reader.is_set(keys.normalise),
         scaling=reader.positive("routed_scaling_factor", 1.0),
         groups=groups,
         kept_groups=kept_groups,
-        ranked_by="best_two" if keys.correction else "best",
+        ranked_by="best_two" if keys.correction or keys.best_two else "best",
     )
 
 
@@ -294,6 +336,7 @@ def empty_moe(sizes: MoE, make: WeightMaker) -> MoEWeights:
             weight=make.tensor(count, hidden, dtype="float32" if keys.float32 else None),
             bias=make.vector(count) if keys.bias else None,
             correction=make.vector(count, "float32") if keys.correction else None,
+            expert_scale=None if sizes.beside is None else make.vector(count),
             rule=sizes.rule,
             first_local=0 if sizes.rank_experts is None else sizes.rank_experts.start,
             num_local=None if sizes.rank_experts is None else len(sizes.rank_experts),
@@ -302,9 +345,21 @@ def empty_moe(sizes: MoE, make: WeightMaker) -> MoEWeights:
             gate_up=make.linear(sizes.gate_up),
             down=make.linear(sizes.down),
             activation=sizes.activation,
+            weighs_inputs=keys.weighs_inputs,
         ),
         shared=shared,
         after=after,
+        beside=None if sizes.beside is None else _empty_beside(sizes, sizes.beside, make),
+    )
+
+
+def _empty_beside(sizes: MoE, dense: Dense, make: WeightMaker) -> BesideWeights:
+    """Returns uninitialised weights of a feed-forward beside experts."""
+    router_norm = Norm(make.vector(sizes.hidden_size, "float32"), sizes.norms.eps)
+    return BesideWeights(
+        dense=empty_dense(dense, make),
+        router_norm=router_norm,
+        result=make.norm(sizes.hidden_size, sizes.norms),
     )
 
 
@@ -321,13 +376,37 @@ def moe_parts(
         yield WeightPart(f"{keys.router}.bias", router.bias)
     if router.correction is not None:
         yield WeightPart(f"{keys.router}.e_score_correction_bias", router.correction)
-    is_stacked = keys.transposed if form.stacked is None else form.stacked
+    is_stacked = keys.stacked if form.stacked is None else form.stacked
+    if sizes.beside is not None and weights.beside is not None:
+        yield from _beside_parts(sizes, sizes.beside, weights, weights.beside, form)
     expert_parts = _stacked_parts if is_stacked or keys.stacks else _single_parts
     yield from expert_parts(sizes, weights.experts, form)
     if sizes.shared is not None and shared is not None:
         yield from dense_matrix_parts(sizes.shared, shared.gate_up, shared.down, form)
         if shared.gate is not None:
             yield WeightPart(f"{keys.shared_experts}_gate.weight", shared.gate.weight)
+
+
+def _beside_parts(
+    sizes: MoE,
+    dense: Dense,
+    weights: MoEWeights,
+    beside: BesideWeights,
+    form: CheckpointForm,
+) -> Iterator[WeightPart]:
+    """Yields the tensors of a feed-forward beside experts, and of what both have."""
+    root, router = sizes.hidden_size**-0.5, sizes.keys.router.rpartition(".")[0]
+
+    def scaled(stored: "Tensor") -> "Tensor":
+        return stored.float().mul_(root)
+
+    yield from dense_parts(dense, beside.dense, form)
+    yield WeightPart(f"{router}.scale", beside.router_norm.weight, scaled)
+    if weights.router.expert_scale is not None:
+        yield WeightPart(f"{router}.per_expert_scale", weights.router.expert_scale)
+    if sizes.keys.beside is not None:
+        name = sizes.keys.beside.experts_result
+        yield norm_part(name, beside.result, sizes.norms)
 
 
 def _single_parts(
@@ -352,10 +431,9 @@ def _stacked_parts(
     """Yields the tensors of all experts."""
     keys = sizes.keys
     transposed = keys.transposed or (keys.maybe_transposed and form.transposed)
-    alternate = _gates_first if keys.transposed else None
-    num_fused = (
-        1 if keys.transposed else 2
-    )  # alternating gates and ups are divided as one matrix
+    alternate = _gates_first if keys.alternating else None
+    # Alternating gates and ups are divided as one matrix.
+    num_fused = 1 if keys.alternating else 2
     gate_up, down = keys.stacks or (
         f"{keys.experts}.gate_up_proj",
         f"{keys.experts}.down_proj",
@@ -417,6 +495,9 @@ def feed_moe(
     """Add the mixture of experts of `hidden` [tokens, hidden] to it, or that of
     normalised rows `x`.
     """
+    if weights.beside is not None:
+        _feed_beside(sizes, weights, weights.beside, hidden, step)
+        return
     if x is None:
         x = hidden if weights.norm is None else normalise(hidden, weights.norm)
     adds_directly = (
@@ -429,6 +510,32 @@ def feed_moe(
         _add_shared(sizes, weights.shared, total, x, step.products)
     if not adds_directly:
         add_part(hidden, total, step.communicator, weights.after)
+
+
+def _feed_beside(
+    sizes: MoE,
+    weights: MoEWeights,
+    beside: BesideWeights,
+    hidden: "Tensor",
+    step: ModelStep,
+) -> None:
+    """Add experts and a dense feed-forward beside them to `hidden` [tokens, hidden]."""
+    dense, tokens = beside.dense, len(hidden)
+    # Ranks sum the parts of both at once.
+    parts = hidden.new_zeros(2 * tokens, hidden.shape[1])
+    x = hidden if dense.norm is None else normalise(hidden, dense.norm)
+    inner = gated(x, dense.gate_up, sizes.activation, step.products)
+    parts[:tokens] = linear(inner, dense.down, step.products)
+    x = hidden if weights.norm is None else normalise(hidden, weights.norm)
+    routed = normalise(hidden, beside.router_norm)
+    choice = route(routed, weights.router, step.products)
+    add_experts(parts[tokens:], x, weights.experts, choice, step.products)
+    if not step.communicator.rank_info.has_whole_matrices:
+        parts = step.communicator.sum(parts)
+    result = normalise(parts[tokens:], beside.result)
+    of_dense = parts[:tokens]
+    result.add_(of_dense if dense.after is None else normalise(of_dense, dense.after))
+    hidden.add_(result if weights.after is None else normalise(result, weights.after))
 
 
 def _add_shared(

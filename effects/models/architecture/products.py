@@ -141,6 +141,10 @@ def route(x: "Tensor", router: ExpertRouter, context: ProductContext) -> ChosenE
     """Returns the experts of normalised tokens [tokens, hidden]; padding gets none."""
     name = "router" if context.on_gpu else "plain_experts"
     choice: ChosenExperts = _module(name).route(x, router, context.real)
+    if router.expert_scale is not None:
+        # An id of -1 is no expert, whatever its weight.
+        index = (choice.ids + router.first_local).clamp(min=0).long()
+        choice.weights.mul_(router.expert_scale[index])
     return choice
 
 

@@ -20,8 +20,8 @@ _ENCODERS: Final = (
 )
 _SEQ2SEQ: Final = "t5 mt5 umt5 longt5 bart mbart pegasus marian m2m_100 whisper t5gemma"
 _SPARSE_MLA: Final = "deepseek_v32 deepseek_v4 glm_moe_dsa"
-_DEEPSEEK_LIKE: Final = "DeepSeek-V2 and V3, Kimi K2, GLM-4.7-Flash and Youtu"
-_MLA: Final = "minicpm3 longcat_flash mistral4"
+_DEEPSEEK_LIKE: Final = "DeepSeek-V2 and V3, Kimi K2, GLM-4.7-Flash, Mistral 4 and Youtu"
+_MLA: Final = "minicpm3 longcat_flash"
 
 
 def _rows(kinds: str, description: str) -> Mapping[str, str]:

@@ -7,8 +7,10 @@ frequencies, by `factor`, and keep the high ones: `linear` (Chen et al. 2023) re
 and `fast` times within the original context, llama3 by the number of turns, yarn by the
 index of the frequency. `longrope` (Ding et al. 2024) divides each frequency by a factor
 of its own, and has other factors for contexts longer than the original one; which of the
-two sets the whole engine has follows from its context. Layers without rotation have a
-rope of type `none`, whose angles are all 0, so that the same kernels serve them.
+two sets the whole engine has follows from its context. `proportional` (Gemma 4) turns a
+share of the pairs, the fast ones, by the frequencies that they have among all. Layers
+without rotation have a rope of type `none`, whose angles are all 0, so that the same
+kernels serve them.
 """
 
 import math
@@ -38,11 +40,15 @@ KEYS_OF: Final[Mapping[str, frozenset[str]]] = {
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
     "yarn": _YARN,
     "longrope": frozenset({"factor", "attention_factor", "short_factor", "long_factor"}),
+    "proportional": frozenset({"factor"}),
 }
 # Those of all types of transformers, which families outside the table have.
 ALL_KEYS: Final = _KEYS.union(*KEYS_OF.values(), ("short_mscale", "long_mscale"))
 LONGROPE_NAMES: Final = ("longrope", "su", "yarn")  # in configs of Phi-3
+# Of Mistral's configs, in that object: how much queries grow with their positions.
+SCALING_BETA: Final = "llama_4_scaling_beta"
 FULL, SLIDING = "full_attention", "sliding_attention"  # layer_types in a config
+CHUNKED = "chunked_attention"  # and of Llama 4
 KINDS: Final = (FULL, SLIDING)
 # Of longrope, above and below which frequencies would not be finite.
 MIN_FACTOR, MAX_FACTOR = 1e-6, 1e12
@@ -72,7 +78,11 @@ class Rope:
     is_long: bool = False
 
     def rotary_dim(self, head_dim: int) -> int:
-        """Returns the number of a head's dimensions that are rotated."""
+        """Returns the number of a head's dimensions that are rotated; proportional ropes
+        have frequencies for all, which are 0 for some.
+        """
+        if self.kind == "proportional":
+            return head_dim
         return int(head_dim * self.partial)
 
     def order(self, head_dim: int) -> list[int] | None:
@@ -103,16 +113,22 @@ def parse_ropes(
     bases: RopeBases | None = None,
     partial: bool = False,
     longrope: bool = False,
+    further_keys: frozenset[str] = frozenset(),
+    default: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Rope], int]:
     """Returns the rope of each kind of layers, and the context in tokens.
 
     `bases`: each kind has its own (Gemma 3), in transformers 5's form, or in the older
     one, whose scaling is that of full attention. The context is already scaled there.
+    `further_keys`: those that the object about it has besides, which others read.
+    `default` is what a config without such an object has.
     """
     if bases is None:
-        rope, context = parse_rope(reader, partial=partial, longrope=longrope)
+        rope, context = parse_rope(
+            reader, partial=partial, longrope=longrope, further_keys=further_keys
+        )
         return dict.fromkeys(KINDS, rope), context
-    tables = _by_kind(reader, "rope_parameters")
+    tables = _by_kind(reader, "rope_parameters") or default or {}
     thetas = {
         FULL: (reader.config.get("rope_theta"), bases.full),
         SLIDING: (reader.config.get(bases.sliding_key), bases.sliding),
@@ -129,7 +145,8 @@ def parse_ropes(
         theta = next(value for value in found if value is not None)
         kind_config = {**reader.config, "rope_scaling": None}
         kind_config["rope_parameters"] = {**table, "rope_theta": theta}
-        ropes[kind] = parse_rope(ConfigReader(kind_config, f"{reader.source}: {kind}"))[0]
+        kind_reader = ConfigReader(kind_config, f"{reader.source}: {kind}")
+        ropes[kind] = parse_rope(kind_reader, partial=partial)[0]
     return ropes, reader.size("max_position_embeddings")
 
 
@@ -153,11 +170,15 @@ def _by_kind(reader: ConfigReader, name: str) -> Mapping[str, Any]:
 
 
 def parse_rope(
-    reader: ConfigReader, *, partial: bool = False, longrope: bool = False
+    reader: ConfigReader,
+    *,
+    partial: bool = False,
+    longrope: bool = False,
+    further_keys: frozenset[str] = frozenset(),
 ) -> tuple[Rope, int]:
     """Returns the rope of a whole config, and the resulting context in tokens. `partial`:
     a part of a head's dimensions may turn. `longrope`: that is the only scaling, whatever
-    its name.
+    its name. `further_keys` are as in `parse_ropes`.
 
     Both forms are read: `rope_parameters` (transformers 5), and `rope_scaling`, which has
     priority as it does there. The context is vLLM's: yarn scales
@@ -165,24 +186,26 @@ def parse_rope(
     already scaled. transformers itself sets no limit.
     """
     context = reader.size("max_position_embeddings")
-    rope = _rope_object(reader)
+    rope = rope_object(reader)
     kind = rope.config.get("rope_type", rope.config.get("type", "default"))
     if longrope:
         kind = _longrope_or_default(rope, kind)
-    _check_keys(rope, kind)
+    _check_keys(rope, kind, further_keys)
     bases = rope if "rope_theta" in rope.config else reader
     theta = bases.positive("rope_theta", 10000.0)
     # As in transformers: the outer one has priority.
     lengths = rope if reader.is_absent("original_max_position_embeddings") else reader
     original = lengths.size("original_max_position_embeddings", context)
     share = _rotated_share(rope, reader)
-    if share != 1 and not partial:
+    if share != 1 and not partial and kind != "proportional":
         raise _unknown(rope, f"partial_rotary_factor {share} is")
     if kind == "default":
         return Rope(kind, theta, partial=share), context
     if kind == "linear":
         factor = rope.positive("factor", low=1.0)
         return Rope(kind, theta, factor, partial=share), int(factor * context)
+    if kind == "proportional":
+        return Rope(kind, theta, rope.positive("factor", 1.0), partial=share), context
     if kind == "llama3":
         return evolve(_llama3(rope, theta, original), partial=share), context
     if kind == "longrope" and longrope:
@@ -191,8 +214,8 @@ def parse_rope(
         yarn, scaled_context = _yarn(rope, theta, original, context)
         return evolve(yarn, partial=share), scaled_context
     raise rope.refusal(
-        f"rope scaling {kind!r} with base {theta:g} is not supported; default, linear, "
-        f"llama3 and yarn (with a base above 1) are"
+        f"rope scaling {kind!r} with base {theta:g} is not supported; default, "
+        "proportional, linear, llama3 and yarn (with a base above 1) are"
     )
 
 
@@ -209,19 +232,20 @@ def _longrope_or_default(rope: ConfigReader, kind: object) -> str:
     return "default"
 
 
-def _check_keys(rope: ConfigReader, kind: object) -> None:
+def _check_keys(rope: ConfigReader, kind: object, further_keys: frozenset[str]) -> None:
     """Refuse keys that a scaling of this type does not have: nothing is computed as if
     they were not there. Raises `ModelConfigError`.
     """
     type_keys = KEYS_OF.get(str(kind))
     if type_keys is None:
         return  # the type is refused
-    for key in sorted(map(str, rope.config.keys() - _KEYS - type_keys)):
+    known = _KEYS | type_keys | further_keys
+    for key in sorted(map(str, rope.config.keys() - known)):
         if not rope.is_absent(key):
             fault = f"{key} is not a key of rotary scaling of type {kind!r}"
             raise ModelConfigError(
                 f"{rope.source}: {fault}, which has "
-                f"{', '.join(sorted(_KEYS | type_keys))}; correct its name, or remove it"
+                f"{', '.join(sorted(known))}; correct its name, or remove it"
             )
 
 
@@ -235,7 +259,7 @@ def _rotated_share(rope: ConfigReader, reader: ConfigReader) -> float:
     return share
 
 
-def _rope_object(reader: ConfigReader) -> ConfigReader:
+def rope_object(reader: ConfigReader) -> ConfigReader:
     """Returns the object in a config that describes the scaling; it may be empty."""
     name = "rope_scaling" if reader.config.get("rope_scaling") else "rope_parameters"
     table = reader.config.get(name)
@@ -327,7 +351,7 @@ def _factors(rope: ConfigReader, key: str) -> tuple[float, ...]:
 def softmax_factor(reader: ConfigReader) -> float:
     """Returns the factor of DeepSeek's yarn for attention scores; that for cosines and
     sines is another one."""
-    rope_reader = _rope_object(reader)
+    rope_reader = rope_object(reader)
     kind = rope_reader.config.get("rope_type", rope_reader.config.get("type", "default"))
     if kind == "default" or not rope_reader.config.get("mscale_all_dim"):
         return 1.0
@@ -348,6 +372,11 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> "Tensor":
 
     if rope.kind == "none":
         return torch.zeros(head_dim // 2)
+    if rope.kind == "proportional":
+        rotated = int(rope.partial * head_dim // 2)
+        exponents = torch.arange(0, 2 * rotated, 2, dtype=torch.float32) / head_dim
+        frequencies = 1.0 / rope.theta**exponents / rope.factor
+        return torch.nn.functional.pad(frequencies, (0, head_dim // 2 - rotated))
     if rope.partial != 1:
         rotary_dim = rope.rotary_dim(head_dim)
         frequencies = inverse_frequencies(evolve(rope, partial=1.0), rotary_dim)

@@ -10,6 +10,7 @@ from typing import Final
 from attrs import evolve, frozen
 
 from minfer.effects.models.architecture.kv_format import KvFormat
+from minfer.effects.models.architecture.layer_inputs import InputTable
 from minfer.effects.models.architecture.layers import Layer, LayerGroup, layer_groups
 from minfer.effects.models.architecture.linear import LinearSizes, NormRule
 from minfer.effects.models.architecture.moe import MoE
@@ -56,6 +57,8 @@ class ModelSpec:
     norms: NormRule = NO_NORMS
     embedding_scale: float = 1.0
     logit_scale: float = 1.0  # multiplies logits
+    logit_cap: float | None = None  # then they are cap * tanh(logit / cap)
+    input_table: InputTable | None = None  # what makes the inputs of layers
     tie_word_embeddings: bool = False
     initializer_range: float = 0.02
     # How names of a checkpoint's tensors begin that are not of this model: other parts of
@@ -93,6 +96,8 @@ class ModelSpec:
                 f"{len(self.layers)} layers cannot be divided among "
                 f"{rank_info.parallel.pipeline} stages (pipeline_parallel_size)"
             )
+        if rank_info.parallel.pipeline > 1:
+            self._check_stages()
         stage_layers = rank_info.layers(len(self.layers))
         layers = tuple(
             layer.for_rank(rank_info)
@@ -107,6 +112,18 @@ class ModelSpec:
             rank_info.tensor_rank, evolve(rank_info.parallel, pipeline=1)
         )
         return evolve(rank_spec, all_stages=self.for_rank(one_stage))
+
+    def _check_stages(self) -> None:
+        """Raise `UnsupportedModelError` for layers that need more than the residual
+        stream of the layers before them.
+        """
+        shares = any(layer.attention.shares_keys_of is not None for layer in self.layers)
+        if self.input_table is not None or shares:
+            raise UnsupportedModelError(
+                f"{self.family.architecture} cannot be divided into stages, as its "
+                f"layers share keys or have inputs of their own; use one "
+                f"(pipeline_parallel_size)"
+            )
 
     @property
     def vocab_rows(self) -> range:
@@ -171,13 +188,22 @@ class ModelSpec:
         """How the cache stores what the layers of each group keep of a token."""
         return tuple(
             KvFormat.of(
-                layers=len(group.members),
+                layers=len(group.members)
+                if group.attention.shares_keys_of is None
+                else 0,
                 token=group.attention.kv_shape,
                 dtype=self.kv_dtype,
                 layout=group.attention.kv_layout,
             )
             for group in self.groups
         )
+
+    @property
+    def has_mixed_layers(self) -> bool:
+        """Whether layers keep different numbers of a token, or others in another rank."""
+        attentions = [group.attention for group in self.groups]
+        shares = any(attention.layers_a_slot > 1 for attention in attentions)
+        return shares or len({attention.kv_shape for attention in attentions}) > 1
 
     @property
     def cached_heads(self) -> int:

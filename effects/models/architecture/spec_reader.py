@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from attrs import evolve
 
+from minfer.effects.models.architecture.layer_inputs import InputTable
 from minfer.effects.models.architecture.layers import Layer, read_layers
 from minfer.effects.models.architecture.linear import NormRule
 from minfer.effects.models.architecture.quantization import read_quantization
@@ -68,6 +69,7 @@ def parse_spec(
         offset=family.norm_offset,
         centered=family.layer_norm,
         bias=family.norm_bias,
+        float32=family.norm_float32,
         residual_multiplier=residual_multiplier,
     )
     layers, context = read_layers(reader, family, norms)
@@ -88,9 +90,16 @@ def parse_spec(
         norms=norms,
         embedding_scale=embedding_scale / residual_multiplier,
         logit_scale=logit_scale / _factor(reader, family.logit_divisor),
+        logit_cap=reader.optional_positive(family.logit_cap),
+        input_table=_read_input_table(reader, family, norms),
         tie_word_embeddings=reader.flag("tie_word_embeddings"),
         initializer_range=reader.positive("initializer_range", 0.02),
-        skipped_prefixes=(*half.other_parts, *_further_layers(reader, len(layers))),
+        skipped_prefixes=(
+            *half.other_parts,
+            *family.skipped,
+            *_further_layers(reader, len(layers)),
+            *_unused_keys(layers),
+        ),
     )
 
 
@@ -104,6 +113,39 @@ def _original_context(layers: tuple[Layer, ...], context: int) -> int | None:
     ]
     original = min([context, *originals])
     return None if original == context else original
+
+
+def _read_input_table(
+    reader: ConfigReader, family: Family, norms: NormRule
+) -> InputTable | None:
+    """Returns the sizes of what makes the inputs of layers, if they have some. Raises
+    `ModelConfigError`.
+    """
+    key = "vocab_size_per_layer_input"
+    if not family.layer_inputs or not reader.size(family.layer_inputs, 0, low=0):
+        return None
+    if reader.size(key) < reader.size("vocab_size"):
+        raise reader.error(key, f"at least vocab_size = {reader.size('vocab_size')}")
+    return InputTable(
+        vocab_size=reader.size(key),
+        hidden_size=reader.size("hidden_size"),
+        layers=reader.size("num_hidden_layers"),
+        width=reader.size(family.layer_inputs),
+        norms=norms,
+    )
+
+
+def _unused_keys(layers: tuple[Layer, ...]) -> list[str]:
+    """Returns how tensors begin of keys and values that layers have in checkpoints, and
+    do not use, as they read those of other layers.
+    """
+    return [
+        f"{prefix}layers.{index}.self_attn.{name}"
+        for index, layer in enumerate(layers)
+        if layer.attention.shares_keys_of is not None
+        for prefix in ("model.", "model.language_model.", "language_model.model.")
+        for name in ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
+    ]
 
 
 def _factor(reader: ConfigReader, key: str) -> float:

@@ -5,6 +5,11 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
+from minfer.effects.models.architecture.layer_inputs import (
+    InputTableWeights,
+    empty_input_table,
+    input_table_parts,
+)
 from minfer.effects.models.architecture.layers import (
     LayerWeights,
     empty_layer,
@@ -40,6 +45,7 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     norm: Norm  # [hidden]
     lm_head: Linear  # vocab outputs of hidden inputs; of a rank, its outputs
+    input_table: InputTableWeights | None = None
 
 
 def empty_weights(spec: ModelSpec, dtype: str, device: str = "cpu") -> Weights:
@@ -63,9 +69,10 @@ def empty_weights(spec: ModelSpec, dtype: str, device: str = "cpu") -> Weights:
         head = make.matrix(spec.head_rows, spec.hidden_size)
     bias = make.vector(spec.head_rows) if spec.family.head_bias else None
     lm_head = Linear(weight=head, bias=bias, parts=(len(head),))
-    return Weights(
-        embed, layers, make.norm(spec.hidden_size, spec.norms.of_stream), lm_head
-    )
+    table = spec.input_table
+    inputs = None if table is None else empty_input_table(table, make)
+    norm = make.norm(spec.hidden_size, spec.norms.of_stream)
+    return Weights(embed, layers, norm, lm_head, inputs)
 
 
 def checkpoint_parts(
@@ -74,6 +81,8 @@ def checkpoint_parts(
     """Yields the tensors of a checkpoint, with their targets."""
     if spec.embed_rows:
         yield WeightPart(EMBED, weights.embed)
+    if spec.input_table is not None and weights.input_table is not None:
+        yield from input_table_parts(spec.input_table, weights.input_table)
     layers = zip(spec.layers, weights.layers, strict=True)
     for i, (layer, layer_weights) in enumerate(layers, spec.first_layer):
         for weight_part in layer_parts(layer, layer_weights, form):

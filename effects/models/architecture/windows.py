@@ -1,16 +1,28 @@
-"""Which layers have a sliding window, and which are rotated, as transformers'
-configurations derive it.
+"""Which layers have a sliding window or attend within chunks of positions, and which are
+rotated, as transformers' configurations derive it.
 """
 
-from minfer.effects.models.architecture.rope_scaling import FULL, KINDS, SLIDING
+from minfer.effects.models.architecture.rope_scaling import (
+    CHUNKED,
+    FULL,
+    KINDS,
+    SLIDING,
+)
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families.family import Family
 
 
 def read_windows(reader: ConfigReader, family: Family) -> tuple[int | None, ...]:
-    """Returns the window of each layer; None: it attends to all keys. Raises
-    `ModelConfigError`, `UnsupportedModelError`.
+    """Returns the window of each layer, or the positions of a chunk within which it
+    attends; None: it attends to all keys. Raises `ModelConfigError`,
+    `UnsupportedModelError`.
     """
+    windows = _listed_windows(reader, family)
+    return (*windows[:-1], None) if family.last_full else windows
+
+
+def _listed_windows(reader: ConfigReader, family: Family) -> tuple[int | None, ...]:
+    """Returns the window of each layer, as a config lists them."""
     layers, window = reader.size("num_hidden_layers"), _window(reader, family)
     kinds = reader.config.get("layer_types") if family.windows != "flag" else None
     if kinds is None:
@@ -21,16 +33,17 @@ def read_windows(reader: ConfigReader, family: Family) -> tuple[int | None, ...]
         raise reader.error(
             "layer_types", f"null or a list of num_hidden_layers = {layers}"
         )
-    unknown = sorted(set(map(str, kinds)) - {*KINDS})
+    limited = CHUNKED if family.windows == "chunked" else SLIDING
+    known = {FULL, CHUNKED} if family.windows == "chunked" else {*KINDS}
+    unknown = sorted(set(map(str, kinds)) - known)
     if unknown or (family.windows == "uniform" and window and FULL in kinds):
         raise reader.refusal(
             f"layer_types {unknown or kinds} are not known to {family.architecture}"
         )
-    if SLIDING in kinds and window is None:
-        raise reader.error(
-            "layer_types", "all full_attention, as no sliding window is in use"
-        )
-    return tuple(window if kind == SLIDING else None for kind in kinds)
+    if limited in kinds and window is None:
+        absent = "attention_chunk_size" if limited == CHUNKED else "sliding window"
+        raise reader.error("layer_types", f"all full_attention, as no {absent} is in use")
+    return tuple(window if kind == limited else None for kind in kinds)
 
 
 def read_rotated(
@@ -49,7 +62,7 @@ def read_rotated(
 def _is_listed(reader: ConfigReader, layer: int) -> bool:
     """Returns whether a config lists a layer as one that is rotated."""
     listed, key = reader.config.get("no_rope_layers"), "no_rope_layers"
-    if listed is None:
+    if listed is None or listed == []:
         return (layer + 1) % reader.size("no_rope_layer_interval", 4) != 0
     layers = reader.size("num_hidden_layers")
     if not isinstance(listed, list) or len(listed) < layers:
@@ -68,7 +81,11 @@ def _slides(reader: ConfigReader, family: Family, layer: int) -> bool:
     if family.windows == "lower":
         return layer % 2 == 0 and layer < reader.size("max_window_layers", low=0)
     if family.windows == "pattern":
+        if family.first_full and layer == 0:
+            return False
         return (layer + 1) % reader.size("sliding_window_pattern") != 0
+    if family.windows == "chunked":
+        return _is_listed(reader, layer)
     if family.windows == "unrotated":
         return not _is_listed(reader, layer)
     return True
@@ -77,9 +94,16 @@ def _slides(reader: ConfigReader, family: Family, layer: int) -> bool:
 def _window(reader: ConfigReader, family: Family) -> int | None:
     """Returns the window of layers that have one, if the config sets it."""
     used = reader.flag("use_sliding_window")
+    if family.windows == "chunked" and reader.is_absent("sliding_window"):
+        absent = reader.is_absent("attention_chunk_size")
+        return None if absent else reader.size("attention_chunk_size", low=2)
+    if family.first_full and not reader.is_absent("sliding_window_size"):
+        return reader.size("sliding_window_size") + 1  # the query's own key is not in it
     if reader.is_absent("sliding_window"):
         return None
-    if family.windows == "none" and (used or reader.is_absent("use_sliding_window")):
+    if family.windows in ("none", "chunked") and (
+        used or reader.is_absent("use_sliding_window")
+    ):
         raise reader.refusal(f"sliding_window is not known to {family.architecture}")
     if used or family.windows in ("every", "uniform", "pattern"):
         return reader.size("sliding_window", low=2)

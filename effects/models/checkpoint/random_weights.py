@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 
 # Random values shared by all tensors: separate ones for each would take ten seconds.
 IS_NORM: Final = re.compile(r"norm(\.\d+)?\.weight$")  # names of norms' factors
+ONES: Final = (  # how names of tensors end that are 1, too
+    "layernorm_1.weight",
+    "layernorm_2.weight",
+    "layer_scalar",
+    "router.scale",
+    "per_expert_scale",
+)
 POOL_SIZE: Final = 2_000_003
 
 
@@ -62,7 +69,7 @@ def random_weights(
     offset = 0
     for name, weight_part in model_parts.items():
         rank_part = parts_by_name.get(name)
-        if IS_NORM.search(name):
+        if IS_NORM.search(name) or name.endswith(ONES):
             if rank_part is not None:
                 rank_part.part.target.fill_(1.0)
             continue

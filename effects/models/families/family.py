@@ -16,6 +16,18 @@ QkNormFactors = Literal["shared", "stacked", "listed"]
 
 
 @frozen(kw_only=True)
+class NormsBeside:
+    """Names of norms in a layer of a checkpoint whose experts are beside a dense
+    feed-forward (Gemma 4): that of the experts' input, and those of the results of both,
+    before they are added.
+    """
+
+    experts: str
+    dense_result: str
+    experts_result: str
+
+
+@frozen(kw_only=True)
 class ExpertKeys:
     """How the configs of a family name what its experts are, and its checkpoints their
     tensors.
@@ -33,6 +45,10 @@ class ExpertKeys:
     shared_gate: bool = False  # a gate weighs the shared experts
     first_dense: str = ""  # the key of the number of first layers that are dense
     layer_types: str = ""  # or, with priority, of a list of "dense" and "sparse"
+    # The key of how often a layer is sparse, and, with priority, of a list of them.
+    sparse_step: str = "decoder_sparse_step"
+    sparse_layers: str = ""
+    weighs_inputs: bool = False  # weights multiply what experts get (Llama 4)
     bias: bool = False  # router and experts have biases
     router: str = "mlp.gate"  # tensors in a layer of a checkpoint
     experts: str = "mlp.experts"
@@ -42,8 +58,16 @@ class ExpertKeys:
     # others; and of a shared expert's gate and up, stored as one, and its down.
     stacks: tuple[str, ...] = ()
     shared_matrices: tuple[str, str] = ("", "down_proj")
-    # Stacked tensors are [experts, in, out], and gates alternate with ups.
-    transposed: bool = False
+    # Published checkpoints have the matrices of all experts as one tensor.
+    stacked: bool = False
+    transposed: bool = False  # stacked tensors are [experts, in, out]
+    alternating: bool = False  # and gates alternate with ups in them
+    # Groups of experts are ranked by their best two scores; with a correction they always
+    # are.
+    best_two: bool = False
+    top_k: str = "num_experts_per_tok"  # the key of the number of a token's experts
+    enabled: str = ""  # the flag without which all layers are dense
+    beside: "NormsBeside | None" = None  # experts are beside a dense feed-forward
     # Stacked tensors are [experts, in, out] in some checkpoints, as their shapes show.
     maybe_transposed: bool = False
 
@@ -81,6 +105,15 @@ class Variant:
     refusal: str = ""  # why such configs are refused
 
 
+@frozen(kw_only=True)
+class FullHeads:
+    """Keys of sizes that layers without a window have for themselves (Gemma 4)."""
+
+    head_dim: str
+    kv_heads: str  # in use if keys are values
+    keys_are_values: str  # the flag
+
+
 @frozen
 class Family:
     """One row of the family table; see `layers.py` for the types of its layers."""
@@ -92,10 +125,19 @@ class Family:
     # `sliding_window`, or, with `use_sliding_window`, in the layers from
     # `max_window_layers` on, in each second of the others, or (`pattern`) in all but each
     # `sliding_window_pattern`-th one, or (`unrotated`) in those whose heads are not
-    # rotated. `layer_types` has priority, but for `uniform`: in
-    # every layer, and layers of several types are refused.
+    # rotated; or (`chunked`) none, but those whose heads are rotated attend within chunks
+    # of `attention_chunk_size` positions. `layer_types` has priority, but for `uniform`:
+    # in every layer, and layers of several types are refused.
     windows: Literal[
-        "none", "every", "uniform", "upper", "lower", "flag", "pattern", "unrotated"
+        "none",
+        "every",
+        "uniform",
+        "upper",
+        "lower",
+        "flag",
+        "pattern",
+        "unrotated",
+        "chunked",
     ] = "none"
     # Whether queries, keys and values have biases, or the key of a flag that says so.
     qkv_bias: bool | str = False
@@ -109,13 +151,45 @@ class Family:
     # Whether each head has factors of its own for it: a checkpoint has one tensor of them
     # all, or one of each head, by its number.
     qk_norm_factors: QkNormFactors = "shared"
+    # The flag of a norm of rotated heads without factors, after the rotation (Llama 4).
+    unit_heads: str = ""
     attention: Literal["gqa", "mla"] = "gqa"
     experts: ExpertKeys | None = None  # None: all layers are dense
+    # The key of the width of dense feed-forwards, and how the names of tensors of
+    # feed-forwards begin in a layer of a checkpoint.
+    dense_width: str = "intermediate_size"
+    feed_name: str = "mlp"
     activation: Activation = "silu"
     # The feed-forward's width in that of the residual stream, where no config value says
     # it; 0: one has to.
     default_feed_ratio: int = 0
-    sinks: bool = False  # a logit of each head that takes part in the softmax (gpt-oss)
+    score_cap: str = ""  # the key of the cap of attention scores (Gemma 2)
+    logit_cap: str = ""  # and of logits
+    # A logit of each head that takes part in the softmax (gpt-oss), in layers with a
+    # window alone (MiMo).
+    sinks: bool | Literal["windowed"] = False
+    sinks_name: str = "sinks"  # the tensor's in a checkpoint
+    # Key heads of layers with a window, as a multiple of the others' (MiMo).
+    window_kv_heads: int = 1
+    value_dim: str = ""  # the key of a value's width; empty: it is that of keys
+    value_scale: str = ""  # the key of a factor of values
+    first_full: bool = False  # the first layer has no window, whatever the pattern
+    # How names of tensors begin that are of other parts, such as those that predict
+    # further tokens.
+    skipped: tuple[str, ...] = ()
+    full_heads: FullHeads | None = None
+    value_norm: bool = False  # values are normalised, without factors
+    # The key of the number of last layers that read keys and values of other layers, and
+    # of a flag that makes their feed-forwards twice as wide.
+    shared_layers: str = ""
+    shared_wide: str = ""
+    scaled_scores: bool = True  # False: scores are not divided by anything
+    last_full: bool = False  # the last layer has no window, whatever a config lists
+    # The key of the width of what each layer gets of a token's embedding, and whether
+    # layers multiply their result with a number.
+    layer_inputs: str = ""
+    layer_scalars: bool = False
+    norm_float32: bool = False  # products with norms' factors are in float32
     norm_offset: bool = False  # checkpoints store norms' factors less 1 (Gemma)
     norm_names: NormNames = NormNames()
     layer_norm: bool = False  # norms are LayerNorm, not RMSNorm
@@ -132,6 +206,9 @@ class Family:
     logit_divisor: str = ""
     # The config's value whose root divides scores; empty: a head's dimensions.
     score_scale: str = ""
+    # Where factors of queries by position stand: in the object about rotation (Mistral),
+    # or in the config, of layers that are not rotated (Llama 4).
+    query_scale: Literal["none", "rope", "unrotated"] = "none"
     # Layers with and without windows have ropes of their own.
     rope_bases: RopeBases | None = None
     partial_rotary: bool = False  # a part of a head's dimensions may turn

@@ -9,15 +9,22 @@ block of a group is a bundle of as many pages as its layers need. Each of these 
 a table of its own on the device. Gemma 3 4B has 29 layers with a window and 5 without: in
 pages of 5 layers a block takes 6 pages and 1. A model of one group has pages of all
 layers.
+
+Layers may keep different numbers of a token (Gemma 4). A page then has places, *slots*,
+for layers of the largest kind, and several smaller layers share one: their keys and
+values stand side by side in a token's part of it (`LayerPlace.share`). Gemma 4 31B keeps
+8,192 numbers of a token in its 50 layers with a window, and 4,096 in the 10 without, two
+of which share a slot: in pages of 5 slots a block takes 10 pages and 1. Layers that read
+the keys of another one have its place.
 """
 
+from collections.abc import Iterable
 from math import ceil
 from typing import Final
 
 from attrs import frozen
 
 from minfer.effects.models.architecture.spec import ModelSpec
-from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.records.config import CacheGroup
 from minfer.values.checks import ConfigError
 
@@ -33,6 +40,7 @@ class LayerPlace:
 
     table: int  # the block table that has its pages
     slot: int  # its place among the layers of a page
+    share: int = 0  # which of the layers it is that share the slot
 
 
 @frozen
@@ -40,7 +48,7 @@ class CacheLayout:
     """How the layers of a model share the pages of its cache."""
 
     groups: tuple[CacheGroup, ...]
-    layers_a_page: int
+    layers_a_page: int  # of the largest kind: slots
     places: tuple[LayerPlace, ...]  # of each layer
 
     @property
@@ -51,7 +59,8 @@ class CacheLayout:
     @property
     def padding(self) -> float:
         """The share of a block's pages that no layer uses."""
-        return 1 - len(self.places) / (self.tables * self.layers_a_page)
+        used = {(place.table, place.slot) for place in self.places}
+        return 1 - len(used) / (self.tables * self.layers_a_page)
 
 
 def one_group(spec: ModelSpec) -> CacheLayout:
@@ -62,38 +71,69 @@ def one_group(spec: ModelSpec) -> CacheLayout:
     window = 0 if None in windows else max(filter(None, windows), default=0)
     window = window if window > 1 else 0  # of one token, blocks are not given back
     sinks = max(layer.attention.sink_tokens for layer in spec.layers) if window else 0
-    layers = len(spec.layers)
-    places = tuple(LayerPlace(0, index) for index in range(layers))
-    return CacheLayout((CacheGroup(window, sink_tokens=sinks),), layers, places)
+    count, slots = _slots(spec, range(len(spec.layers)))
+    places = (LayerPlace(0, *slots[index]) for index in slots)
+    return CacheLayout(
+        (CacheGroup(window, sink_tokens=sinks),), count, _with_sharing(spec, places)
+    )
 
 
 def cache_layout(spec: ModelSpec) -> CacheLayout:
-    """Returns the layout of a model, its groups in the order of their first layers.
-
-    Raises `UnsupportedModelError` if layers keep different numbers of a token.
-    """
+    """Returns the layout of a model, its groups in the order of their first layers."""
     members: dict[tuple[int | None, int], list[int]] = {}
     for index, layer in enumerate(spec.layers):
         reads = layer.attention.window, layer.attention.sink_tokens
         members.setdefault(reads, []).append(index)
-    kv_shapes = {group.attention.kv_shape for group in spec.groups}
     if len(members) == 1:
         return one_group(spec)
-    if len(kv_shapes) > 1:
-        raise UnsupportedModelError(
-            f"layers that keep different numbers of a token, {sorted(kv_shapes)}, in "
-            f"groups of different windows are not supported"
-        )
-    size = _layers_a_page([len(layers) for layers in members.values()])
-    places = [LayerPlace(0, 0)] * len(spec.layers)
+    slots_of = {reads: _slots(spec, indexes) for reads, indexes in members.items()}
+    size = _layers_a_page([count for count, _ in slots_of.values()])
+    places: dict[int, LayerPlace] = {}
     groups, first_table = [], 0
-    for (window, sinks), indexes in members.items():
-        pages = ceil(len(indexes) / size)
+    for (window, sinks), (count, slots) in slots_of.items():
+        pages = ceil(count / size)
         groups.append(CacheGroup(window or 0, pages, sinks))
-        for offset, index in enumerate(indexes):
-            places[index] = LayerPlace(first_table + offset // size, offset % size)
+        for index, (slot, share) in slots.items():
+            table = first_table + slot // size
+            places[index] = LayerPlace(table, slot % size, share)
         first_table += pages
-    return CacheLayout(tuple(groups), size, tuple(places))
+    in_order = (places[index] for index in sorted(places))
+    return CacheLayout(tuple(groups), size, _with_sharing(spec, in_order))
+
+
+def _slots(
+    spec: ModelSpec, indexes: Iterable[int]
+) -> tuple[int, dict[int, tuple[int, int]]]:
+    """Returns how many slots these layers need, and of each that has keys of its own, by
+    its index, its slot and its share of it. Layers that share one are of one kind.
+    """
+    slots: dict[int, tuple[int, int]] = {}
+    next_place: dict[int, tuple[int, int]] = {}  # by how many layers share a slot
+    count = 0
+    for index in indexes:
+        attention = spec.layers[index].attention
+        if attention.shares_keys_of is not None:
+            continue
+        slot, share = next_place.get(attention.layers_a_slot, (count, 0))
+        count = max(count, slot + 1)
+        slots[index] = slot, share
+        next_place[attention.layers_a_slot] = slot, share + 1
+        if share + 1 == attention.layers_a_slot:
+            del next_place[attention.layers_a_slot]
+    return count, slots
+
+
+def _with_sharing(
+    spec: ModelSpec, places: Iterable[LayerPlace]
+) -> tuple[LayerPlace, ...]:
+    """Returns the places of all layers, given those of the layers with keys of their
+    own.
+    """
+    own_places, of_layers = iter(places), list[LayerPlace]()
+    for layer in spec.layers:
+        source = layer.attention.shares_keys_of
+        of_layers.append(next(own_places) if source is None else of_layers[source])
+    return tuple(of_layers)
 
 
 def layout_for(spec: ModelSpec, groups: tuple[CacheGroup, ...]) -> CacheLayout:

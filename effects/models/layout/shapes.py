@@ -8,6 +8,7 @@ its widest place. Functions of their arguments, without torch.
 
 from typing import Final
 
+from minfer.effects.models.architecture.gqa import GQA
 from minfer.effects.models.architecture.mla import MLA
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import dtype_bytes, kv_dtype_bytes
@@ -35,6 +36,8 @@ def parameter_count(spec: ModelSpec) -> int:
     rows = spec.embed_rows + (0 if spec.tie_word_embeddings else spec.head_rows)
     embeddings = rows * spec.hidden_size + spec.head_rows * spec.family.head_bias
     norm = spec.hidden_size * (1 + spec.norms.bias)
+    if spec.input_table is not None:
+        embeddings += spec.input_table.parameters
     return sum(layer.parameters for layer in spec.layers) + embeddings + norm
 
 
@@ -47,9 +50,12 @@ def weight_bytes(spec: ModelSpec, *, cuda: bool) -> int:
         stored += sizes.matrix_bytes(scheme, spec.dtype, cuda=cuda)
         elements += sizes.matrix_elements
     num_float32 = sum(layer.float32_elements for layer in spec.layers)
-    num_float32 += spec.hidden_size * spec.norms.offset
+    num_float32 += spec.hidden_size * spec.norms.wide
+    if spec.input_table is not None:
+        num_float32 += spec.input_table.width * spec.norms.wide
     num_others = parameter_count(spec) - elements - num_float32
-    return stored + num_others * element + num_float32 * 4
+    num_units = sum(layer.attention.unit_elements for layer in spec.layers)
+    return stored + num_others * element + (num_float32 + num_units) * 4
 
 
 def kv_bytes_per_token(spec: ModelSpec) -> int:
@@ -58,8 +64,13 @@ def kv_bytes_per_token(spec: ModelSpec) -> int:
 
 
 def layer_kv_bytes_per_token(spec: ModelSpec) -> int:
-    """Returns the bytes of one token in the cache of one layer, at most."""
-    return max(kv_format.layer_bytes for kv_format in spec.kv_formats)
+    """Returns the bytes of one token in the place of one layer in the cache, at most;
+    several smaller layers may share one.
+    """
+    return max(
+        kv_format.layer_bytes * group.attention.layers_a_slot
+        for group, kv_format in zip(spec.groups, spec.kv_formats, strict=True)
+    )
 
 
 def padded_tokens(count: int) -> int:
@@ -129,6 +140,7 @@ def activation_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     feed_forward = _widest_feed_forward(spec) * element
     rows = (2 + _branch_rows(spec)) * spec.hidden_size
     token = rows * element + max(attention, feed_forward)
+    token += _layer_input_elements(spec) * element
     # Logits, their float32 copy, noise, a sorted or masked copy, a shaped one.
     row = spec.vocab_size * (element + 4 * 4)
     rope = 2 * _rope_bytes(spec, sizes)
@@ -136,7 +148,8 @@ def activation_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     tokens = sizes.max_num_batched_tokens + drafts
     rows = sizes.max_num_seqs + drafts
     step = tokens * token + mask_bytes(spec, sizes, tokens) + rows * row + rope
-    return step + rejection_bytes(spec, sizes) + dequantized_bytes(spec)
+    others = dequantized_bytes(spec) + capped_score_bytes(spec, sizes)
+    return step + rejection_bytes(spec, sizes) + others
 
 
 def dequantized_bytes(spec: ModelSpec) -> int:
@@ -147,6 +160,21 @@ def dequantized_bytes(spec: ModelSpec) -> int:
         return 0
     counts = (sum(matrix.outputs) * matrix.inputs for matrix in spec.matrices)
     return min(max(counts, default=0), MAX_DEQUANTIZED_NUMBERS) * (8 + 4)
+
+
+def capped_score_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
+    """Returns the bytes of capped scores on the CPU: those of as many queries as are
+    computed at once, with the products that they are made of, and their softmax.
+    """
+    attentions = (group.attention for group in spec.groups)
+    heads = (
+        attention.heads
+        for attention in attentions
+        if isinstance(attention, GQA) and attention.score_cap is not None
+    )
+    if not (most := max(heads, default=0)):
+        return 0
+    return (4 + 4 + 4) * max(MAX_MASK_NUMBERS, most * sizes.max_model_len)
 
 
 def mask_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> int:
@@ -180,7 +208,9 @@ def cuda_activation_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> 
     attentions = [group.attention for group in spec.groups]
     max_attention = max(attention.cuda_activation_elements for attention in attentions)
     widest = max(max_attention, _widest_feed_forward(spec))
-    token = element * ((3 + _branch_rows(spec)) * spec.hidden_size + widest)
+    token = element * (
+        (3 + _branch_rows(spec)) * spec.hidden_size + widest + _layer_input_elements(spec)
+    )
     # And the ids that top-k and top-p keep, and shaped ones in float32.
     logits = spec.vocab_size * (element + 4 + 4)
     tables = 4 * sizes.max_num_seqs * (sizes.max_model_len // sizes.block_size + 1)
@@ -269,10 +299,18 @@ def kept_logits_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
 
 
 def _rope_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
-    """Returns the bytes of cosines and sines, a table for each kind of rotation."""
+    """Returns the bytes of cosines and sines, a table for each kind of rotation, and of
+    factors of queries.
+    """
     tables = {(group.attention.rope, group.attention.rotated) for group in spec.groups}
     widths = sum(width for rope, width in tables if rope is not None)
-    return sizes.max_model_len * widths * 4
+    scales = {group.attention.query_scale for group in spec.groups} - {None}
+    return sizes.max_model_len * (widths + len(scales)) * 4
+
+
+def _layer_input_elements(spec: ModelSpec) -> int:
+    """Returns the elements of a token's inputs of layers, as they are made."""
+    return 0 if spec.input_table is None else 3 * spec.input_table.line
 
 
 def _branch_rows(spec: ModelSpec) -> int:

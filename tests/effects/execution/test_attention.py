@@ -9,15 +9,17 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from minfer.effects.execution.cpu import attention_reads
+from minfer.effects.execution.cpu import attention_reads, paged_attention
 from minfer.effects.execution.cpu.attention_reads import (
     MAX_GROUP_TOKENS,
+    LayerKind,
     MaskRule,
     Reads,
     plan_reads,
 )
 from minfer.effects.execution.cpu.paged_attention import make_cache, rope_table, rotate
 from minfer.effects.models.architecture.batch import Batch, BatchRow, make_batch
+from minfer.effects.models.architecture.gqa import GQA
 from minfer.effects.models.architecture.rope_scaling import Rope
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.spec_reader import parse_spec
@@ -55,6 +57,8 @@ def written_out(
             @ query[head]
             * (scale or gqa_of(spec).head_dim ** -0.5)
         )
+        if (cap := gqa_of(spec).score_cap) is not None:
+            scores = (scores / cap).tanh() * cap
         out.append(scores.softmax(0) @ values[:, head // shared])
     return torch.cat(out)
 
@@ -114,8 +118,12 @@ def play(
         flat = before[layer].view(-1, 2 * gqa_of(spec).kv_heads, gqa_of(spec).head_dim)
         flat.index_copy_(0, batch.slots[0], qkv[:, gqa_of(spec).heads :])
         mixed = cache.attend(batch, layer, qkv.flatten(1), scale)
+        attention = spec.layers[layer].attention
+        assert isinstance(attention, GQA)
         for token, (i, position) in enumerate(owners):
             first = 0 if window is None else max(0, position + 1 - window)
+            if attention.chunk:
+                first = position // attention.chunk * attention.chunk
             kv = torch.cat([before[layer, block] for block in owned[i]])[
                 first : position + 1
             ]
@@ -123,7 +131,7 @@ def play(
                 spec, qkv[token, : gqa_of(spec).heads], kv[:, 0], kv[:, 1], scale
             )
             torch.testing.assert_close(mixed[token], want, rtol=1e-4, atol=1e-5)
-    return by_window(batch, block_size, spec.windows)
+    return by_window(batch, block_size, spec.windows, chunked=gqa.chunk > 0)
 
 
 def reads(
@@ -133,12 +141,16 @@ def reads(
 
 
 def by_window(
-    batch: Batch, block_size: int, windows: tuple[int | None, ...]
+    batch: Batch,
+    block_size: int,
+    windows: tuple[int | None, ...],
+    *,
+    chunked: bool = False,
 ) -> Mapping[int | None, Reads]:
     """What layers of one block table read, by their windows."""
-    kinds = [(0, window, 0) for window in dict.fromkeys(windows)]
+    kinds = [LayerKind(0, window, 0, chunked) for window in dict.fromkeys(windows)]
     planned = plan_reads(batch, block_size, kinds)
-    return {window: planned[0, window, 0] for window in windows}
+    return {kind.window: planned[kind] for kind in kinds}
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16, 64])
@@ -155,6 +167,22 @@ def test_random_steps(block_size: int, seed: int) -> None:
     play(rows, block_size, device=False, seed=seed)
 
 
+@pytest.mark.parametrize("numbers", [1, 100_000])
+@pytest.mark.parametrize("chunk", [3, 16, 33])
+def test_attention_within_chunks_of_positions(
+    chunk: int, numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that a window as long would not read are lost, too."""
+    monkeypatch.setattr(attention_reads, "MAX_MASK_NUMBERS", numbers)
+    draw = random.Random(chunk)
+    edges = [chunk - 1, chunk, 2 * chunk - 1, 2 * chunk]
+    rows = [(start, count) for start in edges for count in (1, 2, chunk, chunk + 1)]
+    rows += [(draw.randrange(90), draw.randrange(1, 50)) for _ in range(8)]
+    spec = with_attention(with_windows(SPEC, chunk, chunk), chunk=chunk)
+    for block_size in (1, 4, 16):
+        play(rows, block_size, device=True, spec=spec)
+
+
 @pytest.mark.parametrize("numbers", [1, 40, 300])
 @pytest.mark.parametrize("windows", [(None,), (5, None), (33,)])
 def test_masks_are_made_a_piece_after_another(
@@ -169,6 +197,15 @@ def test_masks_are_made_a_piece_after_another(
         masks = [piece.mask for piece in pieces if piece.mask is not None]
         assert all(len(mask) == 1 or mask.numel() <= numbers for mask in masks)
         assert len(pieces) > len(read.chunks)
+
+
+@pytest.mark.parametrize("numbers", [1, 300, 1 << 20])
+def test_capped_scores_are_computed_a_few_queries_after_others(
+    numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paged_attention, "MAX_MASK_NUMBERS", numbers)
+    spec = with_attention(with_windows(SPEC, None, 5), score_cap=0.5)
+    play([(0, 9), (40, 7), (3, 1), (17, 30), (60, 1)], 4, device=False, spec=spec)
 
 
 def test_masks_of_long_contexts_are_not_kept() -> None:

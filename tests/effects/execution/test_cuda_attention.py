@@ -1,5 +1,6 @@
 """A GPU's cache means what the CPU's does; without a GPU, by its kernels' references."""
 
+import random
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,9 @@ from minfer.effects.execution.cuda import cuda_attention
 from minfer.effects.execution.cuda.cuda_attention import CudaCache
 from minfer.effects.models.architecture.attention_window import with_attention_window
 from minfer.effects.models.architecture.batch import BatchRow, make_batch
+from minfer.effects.models.architecture.model import forward
+from minfer.effects.models.architecture.spec_reader import parse_spec
+from minfer.effects.models.checkpoint.random_weights import random_weights
 from minfer.effects.models.layout.cache_layout import cache_layout, one_group
 from minfer.kernels.attention import decode_attention
 from minfer.kernels.dequantized_work import DequantizedWork
@@ -21,15 +25,31 @@ from minfer.kernels.flash import FlashWork
 from minfer.kernels.packages import FLASH
 from minfer.records.plan import Copy
 from tests.effects.execution.test_attention import SPEC
-from tests.effects.tiny_model import gqa_of, with_windows
+from tests.effects.tiny_families import VARIANTS, written
+from tests.effects.tiny_model import gqa_of, with_attention, with_windows
 from tests.kernels.test_flash import stand_in
 
+# Models whose queries, or what they attend to, depend on positions otherwise.
+POSITIONED = [
+    ("Ministral3", "scaled queries"),
+    ("Mistral4", "groups"),
+    ("Mistral4", "experts"),
+    ("Llama4", "chunks"),
+    ("Llama4", "listed"),
+    ("MiMoV2Flash", "listed"),
+    ("MiMoV2Flash", "groups"),
+]
 
-@pytest.mark.parametrize(("scale", "window"), [(None, None), (0.3, None), (None, 6)])
+
+@pytest.mark.parametrize(
+    ("scale", "window", "cap"),
+    [(None, None, None), (0.3, None, None), (None, 6, None), (0.3, None, 0.5)],
+)
 def test_the_cache_of_a_gpu_means_the_same(
-    scale: float | None, window: int | None
+    scale: float | None, window: int | None, cap: float | None
 ) -> None:
-    spec = with_windows(evolve(SPEC, dtype="float32"), None, 5)
+    spec = with_attention(evolve(SPEC, dtype="float32"), score_cap=cap)
+    spec = with_windows(spec, None, 5)
     spec = with_attention_window(spec, window, 3 if window else 0)
     gpu_cache = CudaCache.make(spec, one_group(spec), 16, 4, 64, torch.device("cpu"))
     cpu_cache, tables = (
@@ -50,6 +70,28 @@ def test_the_cache_of_a_gpu_means_the_same(
                 c.attend(batch, layer, qkv.clone(), scale) for c in (gpu_cache, cpu_cache)
             )
             torch.testing.assert_close(actual, want, rtol=1e-4, atol=1e-5)
+        starts = [start + n for start, n in zip(starts, counts, strict=True)]
+
+
+@pytest.mark.parametrize("key", POSITIONED, ids=" ".join)
+def test_models_through_both_caches(key: tuple[str, str]) -> None:
+    """Chunks and decode rows, in steps of all layers."""
+    spec = parse_spec(written(key[0], VARIANTS[key]), dtype="float32")
+    weights = random_weights(spec, "float32")
+    gpu_cache = CudaCache.make(spec, one_group(spec), 16, 4, 64, torch.device("cpu"))
+    cpu_cache, tables = make_cache(spec, 16, 4), ([3, 7, 1, 10, 11, 2], [5, 0, 9, 14])
+    starts, draw = [0, 0], random.Random(0)
+    for counts in ((17, 5), (1, 8), (4, 1), (1, 1)):
+        each_row = zip(counts, starts, tables, strict=True)
+        rows = [
+            BatchRow(draw.choices(range(160), k=n), start, table, n)
+            for n, start, table in each_row
+        ]
+        batch = make_batch(rows, 4)
+        actual, want = (
+            forward(spec, weights, batch, cache) for cache in (gpu_cache, cpu_cache)
+        )
+        torch.testing.assert_close(actual, want, rtol=1e-4, atol=4e-4)
         starts = [start + n for start, n in zip(starts, counts, strict=True)]
 
 

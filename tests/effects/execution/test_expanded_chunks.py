@@ -22,6 +22,7 @@ from minfer.effects.execution.device import routes
 from minfer.effects.models.architecture import mla as sizes
 from minfer.effects.models.architecture.batch import Batch, BatchRow, make_batch
 from minfer.effects.models.architecture.mla import MLA
+from minfer.effects.models.architecture.query_scale import QueryScale
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.checkpoint.random_weights import random_weights
@@ -38,6 +39,7 @@ from tests.effects.execution.test_routes import CONFIG
 from tests.effects.execution.tiny_engine import VOCAB, Model, Run, Tokens, requests
 from tests.effects.published_configs import PUBLISHED
 from tests.effects.tiny_families import VARIANTS, written
+from tests.effects.tiny_model import with_attention
 from tests.kernels.test_flash import of_piece
 
 CPU = torch.device("cpu")
@@ -83,9 +85,11 @@ def with_expanded(batch: Batch, extra_slots: int = 0, *, by_flash: bool = False)
     return evolve(batch, chunks=evolve(padded, expanded=work))
 
 
-def check(batches: list[Batch], *, by_flash: bool = False) -> None:
+def check(
+    batches: list[Batch], *, by_flash: bool = False, spec: ModelSpec = SPEC
+) -> None:
     """Each of the batches in turn, with the GPU's cache in both ways, and the CPU's."""
-    mla, draw = mla_of(SPEC), torch.Generator().manual_seed(0)
+    mla, draw = mla_of(spec), torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=draw)
@@ -95,9 +99,9 @@ def check(batches: list[Batch], *, by_flash: bool = False) -> None:
         Norm(normal(mla.rank), 1e-6),
         Linear(weight=normal(width, mla.rank), parts=(width,)),
     )
-    make = SPEC, one_group(SPEC), 40, BLOCK, 64, CPU
+    make = spec, one_group(spec), 40, BLOCK, 64, CPU
     absorbed, expanded = CudaCache.make(*make), CudaCache.make(*make)
-    plain = make_cache(SPEC, 40, BLOCK, "float32", max_model_len=64)
+    plain = make_cache(spec, 40, BLOCK, "float32", max_model_len=64)
     for cache in (absorbed, expanded):
         cache.data.fill_(torch.nan)  # what a sequence has not written is not read
     for batch in batches:
@@ -119,7 +123,8 @@ def check(batches: list[Batch], *, by_flash: bool = False) -> None:
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_chunks_decode_rows_and_their_histories() -> None:
+@pytest.mark.parametrize("query_scale", [None, QueryScale(0.5, 4)])
+def test_chunks_decode_rows_and_their_histories(query_scale: QueryScale | None) -> None:
     pieces = mla_of(SPEC).pieces(16, 4)
     assert (pieces.heads, pieces.tokens) == (1, 27)
     tables = ([3, 7, 1, 10, 11, 12], [5, 0, 9, 2, 14, 15], [6, 4, 8, 20, 21, 22, 23, 24])
@@ -130,7 +135,7 @@ def test_chunks_decode_rows_and_their_histories() -> None:
             make_batch([BatchRow([0] * n, start, t) for n, start, t in rows], BLOCK)
         )
         starts = [start + n for start, n in zip(starts, counts, strict=True)]
-    check(batches)
+    check(batches, spec=with_attention(SPEC, query_scale=query_scale))
 
 
 @pytest.mark.usefixtures("small_pieces")

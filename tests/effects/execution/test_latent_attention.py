@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from attrs import evolve, frozen
 from torch import Tensor
 
-from minfer.effects.execution.cpu.attention_reads import plan_reads
+from minfer.effects.execution.cpu.attention_reads import LayerKind, plan_reads
 from minfer.effects.execution.cpu.latent_attention import LatentRead
 from minfer.effects.execution.cpu.layer_cache import LayerCache
 from minfer.effects.models.architecture.batch import BatchRow, make_batch
@@ -17,7 +17,7 @@ from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.kernels.leaves import LatentWeights, Linear, Norm
 from tests.effects.published_configs import PUBLISHED
 
-BLOCK = 16
+BLOCK, KIND = 16, LayerKind(0, None)
 SMALL = {
     "qk_nope_head_dim": 24,
     "qk_rope_head_dim": 16,
@@ -73,7 +73,7 @@ class Context:
         count, context = len(self.queries), len(self.latents)
         table = list(range(-(-context // BLOCK)))
         row = BatchRow([0] * count, context - count, table)
-        [reads] = plan_reads(make_batch([row], BLOCK), BLOCK, ((0, None, 0),)).values()
+        [reads] = plan_reads(make_batch([row], BLOCK), BLOCK, [KIND]).values()
         [chunk] = reads.chunks
         mixed: Tensor = getattr(self._read(), way)(self.queries, chunk)
         return mixed.flatten(1)
@@ -86,7 +86,7 @@ class Context:
             length = context - count + i + 1
             table = list(range(-(-length // BLOCK)))
             batch = make_batch([BatchRow([0], length - 1, table)], BLOCK)
-            [reads] = plan_reads(batch, BLOCK, ((0, None, 0),)).values()
+            [reads] = plan_reads(batch, BLOCK, [KIND]).values()
             outputs.append(self._read().attend(self.queries[i : i + 1], reads, 1))
         return torch.cat(outputs)
 

@@ -21,6 +21,10 @@ KINDS: Final = {
     "MoE": ("Qwen3Moe", "experts"),
     "MLA": ("DeepseekV3", "groups"),
     "sinks and windows": ("GptOss", "alternate"),
+    "capped": ("Gemma2", "caps"),
+    "shared keys and inputs of layers": ("Gemma4", "shared keys"),
+    "layers of two sizes": ("Gemma4", "small full heads"),
+    "experts beside": ("Gemma4", "all"),
     "norms behind and windows": ("Gemma3", "pattern"),
     "norms of all heads": ("Olmo2", "norms behind"),
     "scaled residuals": ("Granite", "multipliers"),
@@ -87,6 +91,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     def make(kind: str) -> Path:
         folder = tmp_path_factory.mktemp("model")
         config = VARIANTS[KINDS[kind]] | {"vocab_size": 260, "eos_token_id": EOS}
+        config["vocab_size_per_layer_input"] = 260
         config["tie_word_embeddings"] = False  # tied and random, it repeats its input
         save(str(folder), KINDS[kind][0], config)
         write_tokenizer(folder)

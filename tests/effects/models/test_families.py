@@ -15,6 +15,7 @@ from torch import Tensor
 
 from minfer.effects.execution.cpu.paged_attention import KVCache, make_cache
 from minfer.effects.models.architecture.batch import Batch, BatchRow, make_batch
+from minfer.effects.models.architecture.gqa import GQA
 from minfer.effects.models.architecture.model import forward
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import checkpoint_parts, named_parts
@@ -27,7 +28,7 @@ from tests.effects.tiny_model import (
     BesideTheirs,
     decode_batch,
     read_spec,
-    with_windows,
+    with_attention,
 )
 
 BLOCK = 4
@@ -38,6 +39,7 @@ TESTED = [
     key for key in VARIANTS if key in OPTIONS or key[0] == "Llama"
 ]  # rope is everyone's
 WINDOWED = [key for key, config in OPTIONS.items() if config["sliding_window"]]
+CHUNKED = [key for key, config in OPTIONS.items() if config.get("attention_chunk_size")]
 
 
 @frozen(eq=False)
@@ -120,7 +122,7 @@ def test_chunks_and_decodes_give_transformers_logits(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("key", WINDOWED, ids=" ".join)
+@pytest.mark.parametrize("key", WINDOWED + CHUNKED, ids=" ".join)
 def test_device_rows_decode_far_past_their_windows(
     key: tuple[str, str], pair: Any
 ) -> None:
@@ -156,11 +158,34 @@ def test_windows_matter_and_are_transformers_own(key: tuple[str, str], pair: Any
     ids, table = sequence(60, 1), list(range(15))
     kv_cache = make_cache(model.spec, 15, BLOCK, "float32")
     [windowed] = model.run(kv_cache, [BatchRow(ids, 0, table)])
-    full = evolve(model, spec=with_windows(model.spec, None, None, None))
+    full = evolve(model, spec=with_attention(model.spec, window=None))
     [unwindowed] = full.run(
         make_cache(full.spec, 15, BLOCK, "float32"), [BatchRow(ids, 0, table)]
     )
     assert (windowed - unwindowed).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("key", CHUNKED, ids=" ".join)
+def test_chunks_of_positions_matter_and_are_transformers_own(
+    key: tuple[str, str], pair: Any
+) -> None:
+    model: Pair = pair(*key)
+    chunk = model.theirs.config.attention_chunk_size
+    kinds = model.theirs.config.layer_types
+    chunks = [chunk if kind == "chunked_attention" else None for kind in kinds]
+    assert model.spec.windows == tuple(chunks)
+    ids, table = sequence(60, 1), list(range(15))
+    kv_cache = make_cache(model.spec, 15, BLOCK, "float32")
+    [chunked] = model.run(kv_cache, [BatchRow(ids, 0, table)])
+    layers = tuple(
+        evolve(layer, attention=evolve(layer.attention, chunk=0))
+        for layer in model.spec.layers
+        if isinstance(layer.attention, GQA)
+    )
+    windowed = evolve(model, spec=evolve(model.spec, layers=layers))
+    kv_cache = make_cache(windowed.spec, 15, BLOCK, "float32")
+    [by_windows] = windowed.run(kv_cache, [BatchRow(ids, 0, table)])
+    assert (chunked - by_windows).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("key", OPTIONS, ids=" ".join)
