@@ -331,6 +331,8 @@ class RoutingRule:
     kept_groups: int = 1  # only experts of the best of them may be chosen
     # What ranks a group: its best score, or the sum of its best two.
     ranked_by: Literal["best", "best_two"] = "best"
+    # Of the weights that are normalised: a smaller sum counts as this one.
+    min_sum: float = 0.0
 
 
 @frozen(eq=False, kw_only=True)

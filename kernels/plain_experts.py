@@ -29,7 +29,9 @@ def route(x: Tensor, router: ExpertRouter, real: Tensor | None = None) -> Chosen
     ids = _best_ids(ranked, rule.top_k)
     weights = scores.gather(1, ids)
     if rule.normalise:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        total = weights.sum(-1, keepdim=True)
+        total = total.clamp(min=rule.min_sum) if rule.min_sum else total + 1e-20
+        weights = weights / total
     ids = ids.int()
     if router.num_local is not None:
         ids = ids - router.first_local

@@ -82,6 +82,7 @@ def choose(
     top_k: tl.constexpr,
     sigmoid: tl.constexpr,
     normalise: tl.constexpr,
+    min_sum: tl.constexpr,
     groups: tl.constexpr,
     kept_groups: tl.constexpr,
     best_two: tl.constexpr,
@@ -125,7 +126,11 @@ def choose(
         chosen_scores = tl.where(top == i, score, chosen_scores)
         total += score
     if normalise:
-        chosen_scores /= total + 1e-20
+        if min_sum > 0:
+            total = tl.maximum(total, min_sum)
+        else:
+            total += 1e-20
+        chosen_scores /= total
     if num_local_experts < experts:
         chosen -= first_local_expert
         chosen = tl.where((chosen >= 0) & (chosen < num_local_experts), chosen, -1)
@@ -162,6 +167,7 @@ def route(x: Tensor, router: ExpertRouter, real: Tensor | None = None) -> Chosen
         top_k=rule.top_k,
         sigmoid=rule.scores == "sigmoid",
         normalise=rule.normalise,
+        min_sum=rule.min_sum,
         groups=groups,
         kept_groups=min(rule.kept_groups, groups),
         best_two=rule.ranked_by == "best_two",

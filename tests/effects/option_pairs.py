@@ -86,6 +86,13 @@ _OWN_ROPES: Final = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
 }
+_USE_BIAS: Final[Option] = ({}, {"use_bias": True})
+_ERNIE_LAYERS: Final[Option] = (
+    {},
+    {"moe_layer_start_index": 0, "moe_layer_end_index": 2},
+    {"moe_layer_interval": 2},
+    {"moe_layer_start_index": 4},
+)
 # The config that options change, and the options.
 OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
     "Qwen2": ("plain", (*_EVERY, (*_QWEN_WINDOW, _QWEN_MIXED))),
@@ -131,6 +138,18 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
     "DeepseekV3": (
         "groups",
         (*_MLA, _GROUPS, _NORMALISED, _SHARED, ({}, {"rope_interleave": False})),
+    ),
+    "Ernie4_5": ("tied", (*_EVERY, _DIM, _USE_BIAS)),
+    "Ernie4_5_Moe": (
+        "experts",
+        (
+            *_EVERY,
+            _USE_BIAS,
+            _ERNIE_LAYERS,
+            ({}, {"moe_k": 1}, {"moe_k": 4}),
+            tuple({"moe_num_shared_experts": count} for count in (2, 0, 1)),
+            ({}, {"moe_norm_min": 0.5}),
+        ),
     ),
     "GptOss": (
         "alternate",

@@ -100,6 +100,14 @@ _TEXTS: Final = {
 "vocab_size": 201088}""".replace(
         "LAYERS", json.dumps(["sliding_attention", "full_attention"] * 12)
     ),
+    "ERNIE-4.5-0.3B-PT": """{"architectures": ["Ernie4_5ForCausalLM"],
+"bos_token_id": 1, "eos_token_id": 2, "head_dim": 128, "hidden_act": "silu",
+"hidden_size": 1024, "intermediate_size": 3072, "max_position_embeddings": 131072,
+"model_type": "ernie4_5", "num_attention_heads": 16, "num_hidden_layers": 18,
+"num_key_value_heads": 2, "pad_token_id": 0, "rms_norm_eps": 1e-05,
+"rope_scaling": null, "rope_theta": 500000.0, "tie_word_embeddings": true,
+"torch_dtype": "bfloat16", "use_bias": false, "use_cache": false,
+"vocab_size": 103424}""",
     "gemma-3-4b-it": """{"architectures": ["Gemma3ForConditionalGeneration"],
 "boi_token_index": 255999, "eoi_token_index": 256000, "eos_token_id": [1, 106],
 "image_token_index": 262144, "initializer_range": 0.02, "mm_tokens_per_image": 256,
@@ -142,6 +150,7 @@ BILLIONS: Final = {
     "Kimi-K2": 1026.0,
     "GLM-4.5-Air": 106.8,
     "gpt-oss-20b": 20.9,
+    "ERNIE-4.5-0.3B-PT": 0.3607,
     "gemma-3-4b-it": 3.88,
     "Phi-3-mini-4k-instruct": 3.82,
     "Mixtral-8x7B-Instruct-v0.1": 46.7,

@@ -136,6 +136,14 @@ _BY_KIND: Final = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+_USE_BIAS: Final = {"use_bias": True}
+_ERNIE: Final = {
+    "moe_num_experts": 8,
+    "moe_k": 3,
+    "moe_intermediate_size": 24,
+    "head_dim": ...,
+    "tie_word_embeddings": False,
+}
 _EVERY: Final[dict[str, Any]] = {
     "plain": {},
     "tied": _TIED,
@@ -220,6 +228,26 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         | {"mlp_layer_types": ["sparse", "dense", "sparse"], "q_lora_rank": 20},
     },
     "Youtu": {"tied": _MLA_SIZES | _TIED, "halves": _MLA_SIZES | _UNTIED | _HALVES},
+    "Ernie4_5": {
+        "tied": _TIED,
+        "biases": _UNTIED | _USE_BIAS,
+        "rope": _UNTIED | {"rope_parameters": ROPES["yarn"], "num_key_value_heads": 1},
+        "hidden heads": _TIED | {"head_dim": 12, "num_key_value_heads": 4},
+    },
+    "Ernie4_5_Moe": {
+        "experts": _ERNIE,
+        "biases, tied": _ERNIE | _TIED | _USE_BIAS | {"moe_num_shared_experts": 1},
+        "some layers": _ERNIE
+        | {"moe_layer_interval": 2, "moe_layer_start_index": 0, "moe_k": 1},
+        "first layers": _ERNIE
+        | {
+            "moe_layer_start_index": 0,
+            "moe_layer_end_index": 1,
+            "moe_num_shared_experts": 0,
+            "moe_norm_min": 0.5,
+            "rope_parameters": ROPES["linear"],
+        },
+    },
     "GptOss": {
         "alternate": _EXPERTS | {"sliding_window": WINDOW},
         "no biases": _EXPERTS

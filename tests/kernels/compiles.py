@@ -261,7 +261,7 @@ def mixture(tokens: int, tune: ExpertsTune | None) -> None:
 
 
 def routers() -> None:
-    """Qwen3's, and DeepSeek-V3's, which computes in float32."""
+    """Qwen3's, and DeepSeek-V3's and Ernie's, which compute in float32."""
     rule = RoutingRule(
         8, "sigmoid", groups=8, kept_groups=4, ranked_by="best_two", scaling=2.5
     )
@@ -273,6 +273,9 @@ def routers() -> None:
     router.route(x, ExpertRouter(weight=half(128, HIDDEN), rule=RoutingRule(8)))
     wide = ExpertRouter(weight=torch.empty(256, HIDDEN), correction=correction, rule=rule)
     router.route(x, wide, real)
+    rule = RoutingRule(6, min_sum=1e-12)
+    weight, correction = torch.empty(64, HIDDEN), torch.ones(64)
+    router.route(x, ExpertRouter(weight=weight, correction=correction, rule=rule))
 
 
 def latents(heads: int) -> None:

@@ -176,11 +176,24 @@ def _feed_forwards(
     sparse_step = reader.size("decoder_sparse_step", 1)
     dense = {*reader.ids("mlp_only_layers"), *range(num_dense)}
     dense |= {i for i in range(layers) if (i + 1) % sparse_step}
+    if keys.layer_range:
+        dense |= {*range(layers)} - _sparse_range(reader, layers)
     if keys.layer_types and not reader.is_absent(keys.layer_types):
         dense = _dense_layers(reader, keys.layer_types, layers)
     sparse = read_moe(reader, family, keys, norms)
     plain = read_dense(reader, family, norms) if dense & {*range(layers)} else None
     return [sparse if i not in dense or plain is None else plain for i in range(layers)]
+
+
+def _sparse_range(reader: ConfigReader, num_layers: int) -> set[int]:
+    """Returns each `moe_layer_interval`-th layer of those from `moe_layer_start_index` to
+    `moe_layer_end_index`, where -1 is the last one. Raises `ModelConfigError`.
+    """
+    first = reader.size("moe_layer_start_index", low=0)
+    last = reader.size("moe_layer_end_index", low=-1)
+    interval = reader.size("moe_layer_interval")
+    end = num_layers if last == -1 else min(last + 1, num_layers)
+    return {i for i in range(first, end) if (i + 1) % interval == 0}
 
 
 def _dense_layers(reader: ConfigReader, key: str, num_layers: int) -> set[int]:

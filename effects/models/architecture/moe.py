@@ -106,7 +106,7 @@ class MoE:
     @property
     def router_elements(self) -> int:
         """Elements of the router, and of the gate of shared experts."""
-        biases = self.experts * (self.keys.bias + self.keys.correction)
+        biases = self.experts * (self.keys.bias + bool(self.keys.correction))
         return self.hidden_size * (self.experts + self.keys.shared_gate) + biases
 
     @property
@@ -149,7 +149,7 @@ class MoE:
     def float32_elements(self) -> int:
         """Elements of weights that are in float32 whatever the activations' dtype."""
         router = self.experts * self.hidden_size * self.keys.float32
-        router += self.experts * self.keys.correction
+        router += self.experts * bool(self.keys.correction)
         return router + self.norms.float32_elements(self.hidden_size)
 
     @property
@@ -204,7 +204,7 @@ def read_moe(
     `ModelConfigError`, `UnsupportedModelError`.
     """
     hidden, inter = reader.size("hidden_size"), reader.size(keys.inter)
-    count = next((key for key in keys.count if not reader.is_absent(key)), keys.count[0])
+    count = _present_key(reader, keys.count)
     return MoE(
         hidden_size=hidden,
         intermediate_size=inter,
@@ -215,6 +215,11 @@ def read_moe(
         norms=norms,
         shared=_read_shared(reader, family, keys, norms, inter),
     )
+
+
+def _present_key(reader: ConfigReader, keys: tuple[str, ...]) -> str:
+    """Returns the first of several names of a field that a config has."""
+    return next((key for key in keys if not reader.is_absent(key)), keys[0])
 
 
 def _read_shared(
@@ -243,9 +248,10 @@ def _read_rule(reader: ConfigReader, keys: ExpertKeys, count: str) -> RoutingRul
     `ModelConfigError` for what cannot be.
     """
     experts = reader.size(count)
-    top_k = reader.size("num_experts_per_tok")
+    top_k_key = _present_key(reader, keys.top_k)
+    top_k = reader.size(top_k_key)
     if top_k > experts:
-        raise reader.error("num_experts_per_tok", f"at most {count} = {experts}")
+        raise reader.error(top_k_key, f"at most {count} = {experts}")
     method = reader.config.get("topk_method")
     if method not in (None, "greedy", "group_limited_greedy", "noaux_tc"):
         fault = f"a router with topk_method {method!r} is not supported"
@@ -253,7 +259,7 @@ def _read_rule(reader: ConfigReader, keys: ExpertKeys, count: str) -> RoutingRul
     if (scores := reader.config.get("scoring_func")) not in (None, keys.scores):
         fault = f"a router with scoring_func {scores!r} is not supported for this model"
         raise reader.refusal(f"{fault}; {keys.scores!r} is")
-    grouped = method != "greedy" and not reader.is_absent("n_group")
+    grouped = keys.groups and method != "greedy" and not reader.is_absent("n_group")
     groups = reader.size("n_group") if grouped else 1
     kept_groups = reader.size("topk_group", 1) if grouped else 1
     if experts % groups:
@@ -269,7 +275,8 @@ def _read_rule(reader: ConfigReader, keys: ExpertKeys, count: str) -> RoutingRul
         top_k=top_k,
         scores=keys.scores,
         normalise=reader.is_set(keys.normalise),
-        scaling=reader.positive("routed_scaling_factor", 1.0),
+        min_sum=reader.positive(keys.min_sum) if keys.min_sum else 0.0,
+        scaling=reader.positive(keys.scaling, 1.0) if keys.scaling else 1.0,
         groups=groups,
         kept_groups=kept_groups,
         ranked_by="best_two" if keys.correction else "best",
@@ -320,7 +327,10 @@ def moe_parts(
     if router.bias is not None:
         yield WeightPart(f"{keys.router}.bias", router.bias)
     if router.correction is not None:
-        yield WeightPart(f"{keys.router}.e_score_correction_bias", router.correction)
+        correction = router.correction
+        yield WeightPart(
+            keys.correction, correction[None] if keys.correction_rows else correction
+        )
     is_stacked = keys.transposed if form.stacked is None else form.stacked
     expert_parts = _stacked_parts if is_stacked or keys.stacks else _single_parts
     yield from expert_parts(sizes, weights.experts, form)

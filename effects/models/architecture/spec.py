@@ -26,6 +26,7 @@ def layer_prefix(layer: int) -> str:
 
 
 EMBED, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"  # names in a checkpoint
+HEAD_BIAS = "lm_head.bias"
 
 
 # Ranks have whole chunks of the vocabulary where each has some: so they sample from their
@@ -56,6 +57,7 @@ class ModelSpec:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0  # multiplies logits
     tie_word_embeddings: bool = False
+    head_bias: bool = False  # of the output head, tied or not
     initializer_range: float = 0.02
     # How names of a checkpoint's tensors begin that are not of this model: other parts of
     # a multimodal one, layers that predict further tokens.

@@ -71,8 +71,13 @@ def parse_spec(
         embedding_scale=embedding_scale / residual_multiplier,
         logit_scale=logit_scale / _factor(reader, family.logit_divisor),
         tie_word_embeddings=reader.flag("tie_word_embeddings"),
+        head_bias=reader.is_set(family.head_bias),
         initializer_range=reader.positive("initializer_range", 0.02),
-        skipped_prefixes=(*OTHER_PREFIXES, *_further_layers(reader, len(layers))),
+        skipped_prefixes=(
+            *OTHER_PREFIXES,
+            *family.skipped,
+            *_further_layers(reader, len(layers)),
+        ),
     )
 
 

@@ -14,6 +14,7 @@ from minfer.effects.models.architecture.linear import WeightMaker, matrix_parts,
 from minfer.effects.models.architecture.quantization import PLAIN_FORM, CheckpointForm
 from minfer.effects.models.architecture.spec import (
     EMBED,
+    HEAD_BIAS,
     LM_HEAD,
     ModelSpec,
     layer_prefix,
@@ -56,7 +57,8 @@ def empty_weights(spec: ModelSpec, dtype: str, device: str = "cpu") -> Weights:
     embed = head = make.matrix(spec.embed_rows, spec.hidden_size)
     if not spec.tie_word_embeddings:
         head = make.matrix(spec.head_rows, spec.hidden_size)
-    lm_head = Linear(weight=head, parts=(len(head),))
+    bias = make.vector(len(head)) if spec.head_bias and spec.head_rows else None
+    lm_head = Linear(weight=head, bias=bias, parts=(len(head),))
     return Weights(
         embed, layers, make.norm(spec.hidden_size, spec.norms.of_stream), lm_head
     )
@@ -75,6 +77,8 @@ def checkpoint_parts(
     yield norm_part("model.norm", weights.norm, spec.norms)
     if spec.head_rows and not spec.tie_word_embeddings:
         yield WeightPart(LM_HEAD, weights.lm_head.weight)
+    if weights.lm_head.bias is not None:
+        yield WeightPart(HEAD_BIAS, weights.lm_head.bias)
 
 
 def expected_parts(

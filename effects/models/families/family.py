@@ -20,16 +20,27 @@ class ExpertKeys:
 
     count: tuple[str, ...]  # keys of the number of experts, the first that is there
     inter: str = "moe_intermediate_size"  # of an expert's width
+    # And of how many experts a token goes through.
+    top_k: tuple[str, ...] = ("num_experts_per_tok",)
     scores: Literal["softmax", "sigmoid"] = "softmax"
     # Whether weights sum to 1, or the key of a flag that says so.
     normalise: bool | str = "norm_topk_prob"
-    correction: bool = False  # scores are corrected before experts are chosen
+    # The tensor of a layer that corrects scores before experts are chosen; empty: they
+    # are not corrected.
+    correction: str = ""
+    correction_rows: bool = False  # it is [1, experts] there
+    min_sum: str = ""  # the key of the least sum that weights are divided by
+    groups: bool = False  # n_group and topk_group limit the choice
+    scaling: str = "routed_scaling_factor"  # the key of a factor of weights
     float32: bool = False  # the router's logits are computed in float32
     shared: str = ""  # the key of the width of shared experts
     shared_count: str = ""  # or of their number, each as wide as an expert
     shared_gate: bool = False  # a gate weighs the shared experts
     first_dense: str = ""  # the key of the number of first layers that are dense
     layer_types: str = ""  # or, with priority, of a list of "dense" and "sparse"
+    # moe_layer_start_index, moe_layer_end_index and moe_layer_interval say which layers
+    # are sparse (Ernie).
+    layer_range: bool = False
     bias: bool = False  # router and experts have biases
     router: str = "mlp.gate"  # tensors in a layer of a checkpoint
     experts: str = "mlp.experts"
@@ -84,6 +95,7 @@ class Family:
     qkv_bias: bool | str = False
     out_bias: str = ""  # the flag of a bias of the product after attention
     mlp_bias: str = ""  # and of dense feed-forwards
+    head_bias: str = ""  # and of the output head
     # Each query and key head is normalised before it is rotated; or a flag that says so.
     qk_norm: bool | str = False
     # Or all heads together; or after the rotation.
@@ -118,4 +130,7 @@ class Family:
     stored_gate_up: str = ""
     eos_ids: tuple[int, ...] = ()  # where a config has none, or null
     prefixes: tuple[str, ...] = ()  # further ones of tensors' names in checkpoints
+    # How names of tensors begin that are of other parts, such as those that predict
+    # further tokens.
+    skipped: tuple[str, ...] = ()
     renamings: tuple[Renaming, ...] = ()

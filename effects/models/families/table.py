@@ -5,6 +5,7 @@ from typing import Final
 
 from minfer.effects.models.families import (
     deepseek,
+    ernie,
     gemma,
     glm,
     gpt_oss,
@@ -25,6 +26,7 @@ _ROWS: Final = (
     *mistral.ROWS,
     *glm.ROWS,
     *deepseek.ROWS,
+    *ernie.ROWS,
     *gpt_oss.ROWS,
     *gemma.ROWS,
     *granite.ROWS,

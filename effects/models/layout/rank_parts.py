@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve, frozen
 
-from minfer.effects.models.architecture.spec import EMBED, LM_HEAD, ModelSpec
+from minfer.effects.models.architecture.spec import (
+    EMBED,
+    HEAD_BIAS,
+    LM_HEAD,
+    ModelSpec,
+)
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import WHOLE_MODEL
@@ -115,7 +120,8 @@ def _cut(spec: ModelSpec, weight_part: WeightPart, model_part: WeightPart) -> Cu
     reads.
     """
     full_shape = model_part.shape
-    if weight_part.name in (EMBED, LM_HEAD) and spec.rank_info.parallel.tensor > 1:
+    by_vocabulary = weight_part.name in (EMBED, LM_HEAD, HEAD_BIAS)
+    if by_vocabulary and spec.rank_info.parallel.tensor > 1:
         rows = spec.vocab_rows
         first = min(rows.start, spec.vocab_size)
         return Cut(0, (range(first, min(rows.stop, spec.vocab_size)),))

@@ -33,7 +33,7 @@ def parameter_count(spec: ModelSpec) -> int:
     if spec.parameters:
         return spec.parameters
     rows = spec.embed_rows + (0 if spec.tie_word_embeddings else spec.head_rows)
-    embeddings = rows * spec.hidden_size
+    embeddings = rows * spec.hidden_size + spec.head_rows * spec.head_bias
     return sum(layer.parameters for layer in spec.layers) + embeddings + spec.hidden_size
 
 

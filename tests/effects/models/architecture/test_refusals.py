@@ -50,6 +50,7 @@ QUANTIZED = [
     ("Qwen3-30B-A3B", {"quant_method": "gptq", "bits": 4}, "int4-g128"),
 ]
 ALTERNATING = ("full_attention", "sliding_attention", "full_attention")
+ERNIE = ("Ernie4_5_Moe", "experts")
 MLA_GROUPS = ("DeepseekV3", "groups")
 # A config of VARIANTS, what is changed in it, and words of the refusal.
 VALUES: list[tuple[tuple[str, str], dict[str, Any], list[str]]] = [
@@ -94,6 +95,12 @@ VALUES: list[tuple[tuple[str, str], dict[str, Any], list[str]]] = [
     (("Gemma3", "pattern"), {"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping"]),
     (("GptOss", "alternate"), {"swiglu_limit": 8.0}, ["swiglu_limit 8.0", "7 is"]),
     (("Llama", "plain"), {"num_key_value_heads": 3}, ["a divisor of", "heads = 4"]),
+    (ERNIE, {"moe_k": 9}, ["moe_k", "at most moe_num_experts = 8"]),
+    (ERNIE, {"moe_layer_start_index": [1, 2]}, ["moe_layer_start_index", "an integer"]),
+    (ERNIE, {"moe_layer_end_index": -2}, ["moe_layer_end_index", "at least -1"]),
+    (ERNIE, {"moe_layer_interval": 0}, ["moe_layer_interval", "at least 1"]),
+    (ERNIE, {"moe_norm_min": 0}, ["moe_norm_min", "a positive number"]),
+    (ERNIE, {"use_bias": 1}, ["use_bias", "true or false"]),
 ]
 
 
