@@ -63,6 +63,9 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "deepseek_v3": {"topk_method": ("noaux_tc",)},
     "glm4_moe_lite": {"topk_method": ("noaux_tc",)},
     "glm4_moe": {"topk_method": ("noaux_tc",)},
+    # keys of a layer that others share
+    "hunyuan_v1_dense": {"use_cla": (False,)},
+    "hunyuan_v1_moe": {"use_cla": (False,)},
 }
 # Fields of transformers' classes, by `model_type`, that their forwards do not read.
 UNREAD: Final[Mapping[str, frozenset[str]]] = {
@@ -76,7 +79,8 @@ _TRAINING: Final = (
 _OUTPUTS: Final = "output_attentions output_hidden_states output_router_logits use_cache"
 _NAMES: Final = (
     "architectures model_type transformers_version auto_map _name_or_path "
-    "bos_token_id pad_token_id eos_token_id initial_context_length cache_implementation "
+    "bos_token_id pad_token_id eos_token_id eod_token_id sep_token_id "
+    "initial_context_length cache_implementation "
     "boi_token_index eoi_token_index image_token_index mm_tokens_per_image "
     "vision_config experts_per_token return_dict problem_type id2label label2id "
     "chunk_size_feed_forward is_encoder_decoder _sliding_window_pattern"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations, product
 from typing import Any, Final
 
-from tests.effects.tiny_families import ROPES, VARIANTS, WINDOW
+from tests.effects.tiny_families import ALPHA, ROPES, VARIANTS, WINDOW
 
 Option = Sequence[Mapping[str, Any]]  # values that exclude one another
 
@@ -86,6 +86,7 @@ _OWN_ROPES: Final = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
 }
+_ALPHA: Final[Option] = (*_ROPE, {"rope_parameters": ALPHA})
 _USE_BIAS: Final[Option] = ({}, {"use_bias": True})
 _ERNIE_LAYERS: Final[Option] = (
     {},
@@ -138,6 +139,18 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
     "DeepseekV3": (
         "groups",
         (*_MLA, _GROUPS, _NORMALISED, _SHARED, ({}, {"rope_interleave": False})),
+    ),
+    "HunYuanDenseV1": ("plain", (*_EVERY[:3], _ALPHA, _BIAS, _DIM)),
+    "HunYuanMoEV1": (
+        "experts",
+        (
+            *_EVERY[:3],
+            _ALPHA,
+            _BIAS,
+            _DIM,
+            ({}, {"moe_topk": 1}, {"moe_topk": [1, 2, 3, 4]}),
+            ({}, {"num_experts": 5}),
+        ),
     ),
     "Ernie4_5": ("tied", (*_EVERY, _DIM, _USE_BIAS)),
     "Ernie4_5_Moe": (

@@ -136,6 +136,18 @@ _BY_KIND: Final = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+ALPHA: Final = {"rope_type": "dynamic", "factor": 1.0, "alpha": 1000.0}
+# As published.
+_OLD_ALPHA: Final = {
+    "type": "dynamic",
+    "alpha": 50.0,
+    "factor": 1.0,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.0,
+}
+_HUNYUAN_MOE: Final = {"num_experts": 6, "moe_topk": 2}
 _USE_BIAS: Final = {"use_bias": True}
 _ERNIE: Final = {
     "moe_num_experts": 8,
@@ -247,6 +259,18 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
             "moe_norm_min": 0.5,
             "rope_parameters": ROPES["linear"],
         },
+    },
+    "HunYuanDenseV1": {
+        "plain": {},
+        "alpha": {"rope_parameters": ALPHA},
+        "biases, tied": _TIED | _BIAS | {"rope_scaling": _OLD_ALPHA},
+        "yarn": {"rope_parameters": ROPES["yarn"], "head_dim": 32},
+    },
+    "HunYuanMoEV1": {
+        "experts": _HUNYUAN_MOE,
+        "biases, alpha": _HUNYUAN_MOE | _BIAS | {"rope_parameters": ALPHA},
+        "tied, by layer": _HUNYUAN_MOE | _TIED | {"moe_topk": [1, 3, 2]},
+        "one expert": {"head_dim": 32},
     },
     "GptOss": {
         "alternate": _EXPERTS | {"sliding_window": WINDOW},

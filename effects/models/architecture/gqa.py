@@ -73,6 +73,7 @@ class GQA:
     # Over each head, or over all heads together; after the rotation instead of before it.
     qk_norm_over: Literal["head", "all"] = "head"
     qk_norm_after_rope: bool = False
+    qk_norm_names: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
     qkv_bias: bool = False
     out_bias: bool = False
     sinks: bool = False
@@ -256,6 +257,8 @@ def read_gqa(
                 raise reader.error(
                     "rope_scaling", f"with a {key} for each of {pairs} rotated pairs"
                 )
+        if rope.kind == "dynamic" and head_dim == 2:
+            raise reader.error("head_dim", "above 2, as a base is scaled by it")
         if rope.rotary_dim(head_dim) % 4 and rope.partial != 1:
             raise reader.error(
                 "partial_rotary_factor", f"a quarter of {head_dim}, or more"
@@ -274,6 +277,7 @@ def read_gqa(
         qk_norm=reader.is_set(family.qk_norm),
         qk_norm_over=family.qk_norm_over,
         qk_norm_after_rope=family.qk_norm_after_rope,
+        qk_norm_names=family.qk_norm_names,
         qkv_bias=reader.is_set(family.qkv_bias),
         out_bias=reader.is_set(family.out_bias),
         sinks=family.sinks,
@@ -339,9 +343,9 @@ def gqa_parts(
     q_norm, k_norm = heads.q_norm, heads.k_norm
     if weights.whole_norms is not None:
         q_norm, k_norm = weights.whole_norms.query, weights.whole_norms.key
-    for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
+    for name, norm in zip(sizes.qk_norm_names, (q_norm, k_norm), strict=True):
         if norm is not None:
-            yield _ordered(norm_part(f"self_attn.{name}", norm, norms), order)
+            yield _ordered(norm_part(name, norm, norms), order)
     if heads.sinks is not None:
         yield WeightPart("self_attn.sinks", heads.sinks)
     yield from weight_parts(sizes.out, weights.out, form)

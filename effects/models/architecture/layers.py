@@ -149,6 +149,7 @@ def read_layers(
         bases=family.rope_bases,
         partial=family.partial_rotary,
         longrope=family.longrope,
+        alpha=family.ntk_alpha,
     )
     names = family.norm_names
     attention_norms = evolve(
@@ -180,9 +181,12 @@ def _feed_forwards(
         dense |= {*range(layers)} - _sparse_range(reader, layers)
     if keys.layer_types and not reader.is_absent(keys.layer_types):
         dense = _dense_layers(reader, keys.layer_types, layers)
-    sparse = read_moe(reader, family, keys, norms)
+    sparse = read_moe(reader, family, keys, norms, layers)
     plain = read_dense(reader, family, norms) if dense & {*range(layers)} else None
-    return [sparse if i not in dense or plain is None else plain for i in range(layers)]
+    return [
+        mixture if i not in dense or plain is None else plain
+        for i, mixture in enumerate(sparse)
+    ]
 
 
 def _sparse_range(reader: ConfigReader, num_layers: int) -> set[int]:

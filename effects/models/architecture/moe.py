@@ -198,23 +198,40 @@ class MoEWeights:
 
 
 def read_moe(
-    reader: ConfigReader, family: Family, keys: ExpertKeys, norms: NormRule
-) -> MoE:
-    """Returns the mixture of experts of a model, from a config. Raises
+    reader: ConfigReader, family: Family, keys: ExpertKeys, norms: NormRule, layers: int
+) -> list[MoE]:
+    """Returns the mixture of experts of each layer, if it has one, from a config. Raises
     `ModelConfigError`, `UnsupportedModelError`.
     """
     hidden, inter = reader.size("hidden_size"), reader.size(keys.inter)
     count = _present_key(reader, keys.count)
-    return MoE(
+    top_k_key = _present_key(reader, keys.top_k)
+    per_layer = _top_k_by_layer(reader, keys, top_k_key, layers)
+    rules = {k: _read_rule(reader, keys, count, top_k_key, k) for k in {*per_layer}}
+    mixture = MoE(
         hidden_size=hidden,
         intermediate_size=inter,
         experts=reader.size(count),
         keys=keys,
-        rule=_read_rule(reader, keys, count),
+        rule=rules[per_layer[0]],
         activation=family.activation,
         norms=norms,
         shared=_read_shared(reader, family, keys, norms, inter),
     )
+    return [evolve(mixture, rule=rules[top_k]) for top_k in per_layer]
+
+
+def _top_k_by_layer(
+    reader: ConfigReader, keys: ExpertKeys, key: str, layers: int
+) -> list[int]:
+    """Returns of how many experts a token goes through in each layer."""
+    listed = reader.config.get(key)
+    if not keys.top_k_by_layer or not isinstance(listed, list):
+        return [reader.size(key)] * layers
+    if len(listed) != layers or any(type(top_k) is not int for top_k in listed):
+        expected = f"an integer, or a list of num_hidden_layers = {layers} integers"
+        raise reader.error(key, expected)
+    return listed
 
 
 def _present_key(reader: ConfigReader, keys: tuple[str, ...]) -> str:
@@ -243,15 +260,15 @@ def _read_shared(
     )
 
 
-def _read_rule(reader: ConfigReader, keys: ExpertKeys, count: str) -> RoutingRule:
-    """Returns how experts are chosen, `count` being the key of their number. Raises
-    `ModelConfigError` for what cannot be.
+def _read_rule(
+    reader: ConfigReader, keys: ExpertKeys, count: str, top_k_key: str, top_k: int
+) -> RoutingRule:
+    """Returns how experts are chosen, `count` and `top_k_key` being the keys of their
+    number, and of the chosen ones. Raises `ModelConfigError` for what cannot be.
     """
     experts = reader.size(count)
-    top_k_key = _present_key(reader, keys.top_k)
-    top_k = reader.size(top_k_key)
-    if top_k > experts:
-        raise reader.error(top_k_key, f"at most {count} = {experts}")
+    if not 1 <= top_k <= experts:
+        raise reader.error(top_k_key, f"at least 1 and at most {count} = {experts}")
     method = reader.config.get("topk_method")
     if method not in (None, "greedy", "group_limited_greedy", "noaux_tc"):
         fault = f"a router with topk_method {method!r} is not supported"

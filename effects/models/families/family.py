@@ -22,6 +22,7 @@ class ExpertKeys:
     inter: str = "moe_intermediate_size"  # of an expert's width
     # And of how many experts a token goes through.
     top_k: tuple[str, ...] = ("num_experts_per_tok",)
+    top_k_by_layer: bool = False  # which may be a list, of a number for each layer
     scores: Literal["softmax", "sigmoid"] = "softmax"
     # Whether weights sum to 1, or the key of a flag that says so.
     normalise: bool | str = "norm_topk_prob"
@@ -101,6 +102,7 @@ class Family:
     # Or all heads together; or after the rotation.
     qk_norm_over: Literal["head", "all"] = "head"
     qk_norm_after_rope: bool = False
+    qk_norm_names: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
     attention: Literal["gqa", "mla"] = "gqa"
     experts: ExpertKeys | None = None  # None: all layers are dense
     activation: Activation = "silu"
@@ -119,6 +121,7 @@ class Family:
     # Layers with and without windows have ropes of their own.
     rope_bases: RopeBases | None = None
     partial_rotary: bool = False  # a part of a head's dimensions may turn
+    ntk_alpha: bool = False  # rotation of type dynamic may have a fixed alpha (Hunyuan)
     longrope: bool = False  # the only scaling of ropes, whatever its name (Phi-3)
     # The layers whose heads are rotated: all, those with a window, or those that
     # `no_rope_layers` lists with 1 (default: all but each `no_rope_layer_interval`-th).

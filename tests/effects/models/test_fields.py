@@ -29,6 +29,8 @@ RICH = {
     "DeepseekV3": "groups",
     "Glm4MoeLite": "listed",
     "Youtu": "halves",
+    "HunYuanDenseV1": "alpha",
+    "HunYuanMoEV1": "biases, alpha",
     "Ernie4_5": "biases",
     "Ernie4_5_Moe": "biases, tied",
     "GptOss": "alternate",

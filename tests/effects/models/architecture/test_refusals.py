@@ -50,6 +50,8 @@ QUANTIZED = [
     ("Qwen3-30B-A3B", {"quant_method": "gptq", "bits": 4}, "int4-g128"),
 ]
 ALTERNATING = ("full_attention", "sliding_attention", "full_attention")
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0}
+HUNYUAN = ("HunYuanMoEV1", "experts")
 ERNIE = ("Ernie4_5_Moe", "experts")
 MLA_GROUPS = ("DeepseekV3", "groups")
 # A config of VARIANTS, what is changed in it, and words of the refusal.
@@ -96,6 +98,15 @@ VALUES: list[tuple[tuple[str, str], dict[str, Any], list[str]]] = [
     (("GptOss", "alternate"), {"swiglu_limit": 8.0}, ["swiglu_limit 8.0", "7 is"]),
     (("Llama", "plain"), {"num_key_value_heads": 3}, ["a divisor of", "heads = 4"]),
     (ERNIE, {"moe_k": 9}, ["moe_k", "at most moe_num_experts = 8"]),
+    (HUNYUAN, {"moe_topk": [1, 2]}, ["moe_topk", "num_hidden_layers = 3 integers"]),
+    (HUNYUAN, {"moe_topk": [1, 0, 2]}, ["moe_topk", "at least 1"]),
+    (HUNYUAN, {"moe_topk": [1, 7, 2]}, ["moe_topk", "at most num_experts = 6"]),
+    (HUNYUAN, {"num_experts": [6, 6, 6]}, ["num_experts", "an integer"]),
+    (HUNYUAN, {"use_cla": True}, ["use_cla True", "False is"]),
+    (HUNYUAN, {"rope_parameters": DYNAMIC | {"alpha": -1.0}}, ["alpha", "positive"]),
+    (HUNYUAN, {"rope_parameters": DYNAMIC | {"alpha": 2, "beta": 1}}, ["beta", "alpha"]),
+    (HUNYUAN, {"rope_parameters": DYNAMIC}, ["'dynamic'", "linear, llama3 and yarn"]),
+    (("Llama", "plain"), {"rope_parameters": DYNAMIC | {"alpha": 2.0}}, ["'dynamic'"]),
     (ERNIE, {"moe_layer_start_index": [1, 2]}, ["moe_layer_start_index", "an integer"]),
     (ERNIE, {"moe_layer_end_index": -2}, ["moe_layer_end_index", "at least -1"]),
     (ERNIE, {"moe_layer_interval": 0}, ["moe_layer_interval", "at least 1"]),
