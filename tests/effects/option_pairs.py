@@ -140,6 +140,16 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
         "groups",
         (*_MLA, _GROUPS, _NORMALISED, _SHARED, ({}, {"rope_interleave": False})),
     ),
+    "MiniMaxM2": (
+        "all turn",
+        (
+            *_EVERY[:3],
+            (*_PARTIAL, {"rotary_dim": 12}, {"partial_rotary_factor": 0.5}),
+            _DIM,
+            _TOP,
+            ({}, {"num_local_experts": 7}),
+        ),
+    ),
     "HunYuanDenseV1": ("plain", (*_EVERY[:3], _ALPHA, _BIAS, _DIM)),
     "HunYuanMoEV1": (
         "experts",

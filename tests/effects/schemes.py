@@ -48,6 +48,7 @@ CASES: Final = {
         "q_lora_rank": 32,
     },
     ("DeepseekV3", "groups"): {"moe_intermediate_size": 32, "v_head_dim": 16},
+    ("MiniMaxM2", "half turn"): {},
     ("HunYuanDenseV1", "alpha"): {},
     ("HunYuanMoEV1", "biases, alpha"): {},
     ("Ernie4_5", "biases"): {},

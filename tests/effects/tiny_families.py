@@ -260,6 +260,23 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
             "rope_parameters": ROPES["linear"],
         },
     },
+    "MiniMaxM2": {
+        "all turn": _EXPERTS,
+        "half turn": _EXPERTS | {"rotary_dim": 8, "num_experts_per_tok": 3},
+        "tied, a quarter turns": _EXPERTS
+        | _TIED
+        | {
+            "num_key_value_heads": 1,
+            "rope_parameters": ROPES["default"] | {"partial_rotary_factor": 0.25},
+        },
+        "yarn": _EXPERTS
+        | {
+            "head_dim": 32,
+            "num_local_experts": 6,
+            "num_key_value_heads": 4,
+            "rope_parameters": ROPES["yarn"] | {"partial_rotary_factor": 0.5},
+        },
+    },
     "HunYuanDenseV1": {
         "plain": {},
         "alpha": {"rope_parameters": ALPHA},

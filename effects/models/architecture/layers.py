@@ -145,7 +145,7 @@ def read_layers(
     `ModelConfigError` and `UnsupportedModelError`.
     """
     ropes, context = parse_ropes(
-        reader,
+        _with_rotated_share(reader, family.rotary_dim),
         bases=family.rope_bases,
         partial=family.partial_rotary,
         longrope=family.longrope,
@@ -164,6 +164,19 @@ def read_layers(
             attentions = read_mla(reader, family, attention_norms, ropes[FULL])
     feed_forwards = _feed_forwards(reader, family, feed_norms, len(attentions))
     return tuple(map(Layer, attentions, feed_forwards)), context
+
+
+def _with_rotated_share(reader: ConfigReader, key: str) -> ConfigReader:
+    """Returns a config with the share of a head's dimensions that turn, where it has
+    their number, `key`, alone. Raises `ModelConfigError`.
+    """
+    if not key or reader.is_absent(key) or "partial_rotary_factor" in reader.config:
+        return reader
+    rotary_dim, head_dim = reader.size(key), reader.size("head_dim")
+    if rotary_dim > head_dim:
+        raise reader.error(key, f"at most head_dim = {head_dim}")
+    share = {"partial_rotary_factor": rotary_dim / head_dim}
+    return ConfigReader({**reader.config, **share}, reader.source)
 
 
 def _feed_forwards(

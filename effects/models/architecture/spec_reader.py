@@ -114,7 +114,7 @@ def _further_layers(reader: ConfigReader, layers: int) -> list[str]:
     """Returns how tensors of layers begin that predict further tokens: they stand behind
     the model's own.
     """
-    keys = ("num_nextn_predict_layers", "num_mtp_layers")
+    keys = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
     num_further = max(reader.size(key, 0, low=0) for key in keys)
     return [f"model.layers.{layers + i}." for i in range(num_further)]
 

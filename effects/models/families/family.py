@@ -121,6 +121,7 @@ class Family:
     # Layers with and without windows have ropes of their own.
     rope_bases: RopeBases | None = None
     partial_rotary: bool = False  # a part of a head's dimensions may turn
+    rotary_dim: str = ""  # the key of their number, where no share is given
     ntk_alpha: bool = False  # rotation of type dynamic may have a fixed alpha (Hunyuan)
     longrope: bool = False  # the only scaling of ropes, whatever its name (Phi-3)
     # The layers whose heads are rotated: all, those with a window, or those that

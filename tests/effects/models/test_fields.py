@@ -29,6 +29,7 @@ RICH = {
     "DeepseekV3": "groups",
     "Glm4MoeLite": "listed",
     "Youtu": "halves",
+    "MiniMaxM2": "tied, a quarter turns",
     "HunYuanDenseV1": "alpha",
     "HunYuanMoEV1": "biases, alpha",
     "Ernie4_5": "biases",

@@ -51,6 +51,7 @@ QUANTIZED = [
 ]
 ALTERNATING = ("full_attention", "sliding_attention", "full_attention")
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0}
+MINIMAX = ("MiniMaxM2", "all turn")
 HUNYUAN = ("HunYuanMoEV1", "experts")
 ERNIE = ("Ernie4_5_Moe", "experts")
 MLA_GROUPS = ("DeepseekV3", "groups")
@@ -97,6 +98,9 @@ VALUES: list[tuple[tuple[str, str], dict[str, Any], list[str]]] = [
     (("Gemma3", "pattern"), {"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping"]),
     (("GptOss", "alternate"), {"swiglu_limit": 8.0}, ["swiglu_limit 8.0", "7 is"]),
     (("Llama", "plain"), {"num_key_value_heads": 3}, ["a divisor of", "heads = 4"]),
+    (MINIMAX, {"rotary_dim": 17}, ["rotary_dim", "at most head_dim = 16"]),
+    (MINIMAX, {"rotary_dim": 6}, ["partial_rotary_factor", "a quarter of 16"]),
+    (MINIMAX, {"scoring_func": "softmax"}, ["scoring_func", "'sigmoid' is"]),
     (ERNIE, {"moe_k": 9}, ["moe_k", "at most moe_num_experts = 8"]),
     (HUNYUAN, {"moe_topk": [1, 2]}, ["moe_topk", "num_hidden_layers = 3 integers"]),
     (HUNYUAN, {"moe_topk": [1, 0, 2]}, ["moe_topk", "at least 1"]),
