@@ -11,7 +11,7 @@ from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.config_reader import ConfigReader, ModelConfigError
 from minfer.effects.models.dtypes import DTYPE_BYTES
 from minfer.effects.models.families.family import Family
-from minfer.effects.models.families.table import BY_MODEL_TYPE, FAMILIES
+from minfer.effects.models.families.table import ALIASES, BY_MODEL_TYPE, FAMILIES
 from minfer.effects.models.fields import check_fields
 
 RMS_NORM_EPS = 1e-6  # where a config has none
@@ -128,7 +128,8 @@ def _family(reader: ConfigReader) -> Family:
     names = read_architectures(reader)
     kind = reader.config.get("model_type")
     kind = MODEL_TYPE_ALIASES.get(kind, kind) if isinstance(kind, str) else kind
-    families = [FAMILIES[name] for name in names if name in FAMILIES]
+    known = {**FAMILIES, **ALIASES}
+    families = [known[name] for name in names if name in known]
     family = (
         BY_MODEL_TYPE.get(kind) if isinstance(kind, str) else next(iter(families), None)
     )

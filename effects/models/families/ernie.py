@@ -21,6 +21,7 @@ ROWS: Final = (
         out_bias=_BIAS,
         mlp_bias=_BIAS,
         interleaved_rotary=True,
+        aliases=("Ernie4_5_ForCausalLM",),
     ),
     Family(
         "Ernie4_5_MoeForCausalLM",

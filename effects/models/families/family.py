@@ -138,3 +138,4 @@ class Family:
     # further tokens.
     skipped: tuple[str, ...] = ()
     renamings: tuple[Renaming, ...] = ()
+    aliases: tuple[str, ...] = ()  # other names of the architecture in configs

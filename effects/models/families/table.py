@@ -40,4 +40,7 @@ _ROWS: Final = (
     *seed_oss.ROWS,
 )
 FAMILIES: Final[Mapping[str, Family]] = {row.architecture: row for row in _ROWS}
+ALIASES: Final[Mapping[str, Family]] = {
+    name: row for row in _ROWS for name in row.aliases
+}
 BY_MODEL_TYPE: Final[Mapping[str, Family]] = {row.model_type: row for row in _ROWS}
