@@ -18,6 +18,8 @@ def route(x: Tensor, router: ExpertRouter, real: Tensor | None = None) -> Chosen
     """
     rule, kind = router.rule, router.weight.dtype
     logits = F.linear(x.to(kind), router.weight, router.bias).float()
+    if rule.logit_cap:
+        logits = torch.tanh(logits / rule.logit_cap) * rule.logit_cap
     scores = logits.sigmoid() if rule.scores == "sigmoid" else logits.softmax(-1)
     ranked = scores if router.correction is None else scores + router.correction
     if rule.groups > rule.kept_groups:

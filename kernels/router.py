@@ -83,6 +83,7 @@ def choose(
     sigmoid: tl.constexpr,
     normalise: tl.constexpr,
     min_sum: tl.constexpr,
+    logit_cap: tl.constexpr,
     groups: tl.constexpr,
     kept_groups: tl.constexpr,
     best_two: tl.constexpr,
@@ -102,6 +103,9 @@ def choose(
     mask = (group < groups) & (lane < experts_per_group)
     line = logits + token * experts
     x = tl.load(line + expert, mask=mask, other=NEVER).to(tl.float32)
+    if logit_cap > 0:  # tanh(y) = 2 * sigmoid(2 * y) - 1
+        capped = logit_cap * (2 / (1 + tl.exp(x * (-2 / logit_cap))) - 1)
+        x = tl.where(mask, capped, NEVER)
     if sigmoid:
         scores = 1 / (1 + tl.exp(-x))
     else:
@@ -168,6 +172,7 @@ def route(x: Tensor, router: ExpertRouter, real: Tensor | None = None) -> Chosen
         sigmoid=rule.scores == "sigmoid",
         normalise=rule.normalise,
         min_sum=rule.min_sum,
+        logit_cap=rule.logit_cap,
         groups=groups,
         kept_groups=min(rule.kept_groups, groups),
         best_two=rule.ranked_by == "best_two",

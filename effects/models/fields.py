@@ -63,6 +63,11 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "deepseek_v3": {"topk_method": ("noaux_tc",)},
     "glm4_moe_lite": {"topk_method": ("noaux_tc",)},
     "glm4_moe": {"topk_method": ("noaux_tc",)},
+    "laguna": {
+        "moe_apply_router_weight_on_input": (False,),
+        # its ropes are in rope_parameters alone
+        "rope_scaling": (),
+    },
     # keys of a layer that others share
     "hunyuan_v1_dense": {"use_cla": (False,)},
     "hunyuan_v1_moe": {"use_cla": (False,)},

@@ -140,6 +140,22 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
         "groups",
         (*_MLA, _GROUPS, _NORMALISED, _SHARED, ({}, {"rope_interleave": False})),
     ),
+    "Laguna": (
+        "full",
+        (
+            *_EVERY[:3],
+            _BIAS,
+            _DIM,
+            _TOP,
+            _MIXED,
+            ({}, {"gating": "per-head"}, {"gating": "per-element"}),
+            ({}, {"num_attention_heads_per_layer": [4, 8, 8, 4]}),
+            ({}, {"mlp_layer_types": ["sparse", "dense"] * 2}),
+            ({}, {"moe_router_logit_softcapping": 0.7}),
+            ({}, {"moe_routed_scaling_factor": 2.5}),
+            ({}, {"rope_parameters": _OWN_ROPES}),
+        ),
+    ),
     "MiniMaxM2": (
         "all turn",
         (

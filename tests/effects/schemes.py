@@ -48,6 +48,10 @@ CASES: Final = {
         "q_lora_rank": 32,
     },
     ("DeepseekV3", "groups"): {"moe_intermediate_size": 32, "v_head_dim": 16},
+    ("Laguna", "windows, heads by layer"): {
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 64,
+    },
     ("MiniMaxM2", "half turn"): {},
     ("HunYuanDenseV1", "alpha"): {},
     ("HunYuanMoEV1", "biases, alpha"): {},

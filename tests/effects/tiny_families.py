@@ -147,6 +147,11 @@ _OLD_ALPHA: Final = {
     "mscale": 1.0,
     "mscale_all_dim": 0.0,
 }
+_LAGUNA: Final = _MOE | {
+    "shared_expert_intermediate_size": 40,
+    "sliding_window": WINDOW,
+    "rms_norm_eps": 1e-5,
+}
 _HUNYUAN_MOE: Final = {"num_experts": 6, "moe_topk": 2}
 _USE_BIAS: Final = {"use_bias": True}
 _ERNIE: Final = {
@@ -275,6 +280,36 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
             "num_local_experts": 6,
             "num_key_value_heads": 4,
             "rope_parameters": ROPES["yarn"] | {"partial_rotary_factor": 0.5},
+        },
+    },
+    "Laguna": {
+        "full": _LAGUNA,
+        "windows, heads by layer": _LAGUNA
+        | {
+            "layer_types": _MIXED,
+            "num_attention_heads_per_layer": [2, 4, 6],
+            "moe_routed_scaling_factor": 2.5,
+        },
+        "gates of elements": _LAGUNA
+        | _BIAS
+        | {
+            "gating": "per-element",
+            "layer_types": _MIXED,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "moe_router_logit_softcapping": 1.5,
+        },
+        "ropes, tied": _LAGUNA
+        | _TIED
+        | {
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "num_attention_heads_per_layer": [4, 4, 2],
+            "num_key_value_heads": 1,
+            "rope_parameters": {
+                "full_attention": _YARN
+                | {"rope_theta": 5e5, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+            },
+            "shared_expert_intermediate_size": 8,
         },
     },
     "HunYuanDenseV1": {

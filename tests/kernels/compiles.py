@@ -25,6 +25,7 @@ from minfer.kernels import (
     expanded_latents,
     experts,
     fused_linear,
+    head_gates,
     heads_norm,
     latent_cache,
     logprobs,
@@ -132,6 +133,9 @@ def step(tokens: int, *, splits: int = 1, chunk: bool = False) -> None:
             of_heads,
             norms_last=norms_last,
         )
+    attended = half(tokens, HEADS * DIM)
+    head_gates.gate_heads(attended, half(tokens, HEADS), "softplus")
+    head_gates.gate_heads(attended, half(tokens, HEADS * DIM), "sigmoid")
     whole_norms = WholeNorms(Norm(half(HEADS * DIM), 1e-6), Norm(half(4 * DIM), 1e-6))
     heads_norm.norm_heads(qkv, whole_norms)
     squares = heads_norm.square_sums(qkv, whole_norms)
@@ -273,7 +277,7 @@ def routers() -> None:
     router.route(x, ExpertRouter(weight=half(128, HIDDEN), rule=RoutingRule(8)))
     wide = ExpertRouter(weight=torch.empty(256, HIDDEN), correction=correction, rule=rule)
     router.route(x, wide, real)
-    rule = RoutingRule(6, min_sum=1e-12)
+    rule = RoutingRule(6, min_sum=1e-12, logit_cap=30.0)
     weight, correction = torch.empty(64, HIDDEN), torch.ones(64)
     router.route(x, ExpertRouter(weight=weight, correction=correction, rule=rule))
 

@@ -25,6 +25,7 @@ CASES = [
     (RoutingRule(4, normalise=False), 60, True),  # Qwen2's shape
     (RoutingRule(3, "sigmoid", scaling=1.5), 13, True),
     (RoutingRule(2, min_sum=0.4), 12, True),  # Ernie's shape
+    (RoutingRule(3, "sigmoid", logit_cap=1.5), 12, True),  # Laguna's
     (RoutingRule(5, "sigmoid", normalise=False), 5, False),
     (RoutingRule(6, normalise=False, scaling=16, groups=8, kept_groups=3), 160, False),
     (RoutingRule(3, groups=5, kept_groups=2, ranked_by="best_two"), 35, True),

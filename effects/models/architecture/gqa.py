@@ -32,6 +32,7 @@ from minfer.effects.models.architecture.linear import (
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import (
     add_product,
+    gate_heads,
     norm_heads,
     norm_linear,
 )
@@ -44,10 +45,10 @@ from minfer.effects.models.architecture.rope_scaling import (
 )
 from minfer.effects.models.architecture.windows import read_rotated, read_windows
 from minfer.effects.models.config_reader import ConfigReader
-from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.family import Family, HeadGateKeys
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import RankInfo
-from minfer.kernels.leaves import HeadWeights, Linear, Norm, Shard, WholeNorms
+from minfer.kernels.leaves import HeadGate, HeadWeights, Linear, Norm, Shard, WholeNorms
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,6 +80,8 @@ class GQA:
     sinks: bool = False
     # The name of queries, keys and values in a checkpoint that stores them as one.
     stored_qkv: str = ""
+    gate: HeadGateKeys | None = None  # of what attention returns
+    gates_by_head: bool = False  # one for each head; else for each of its dimensions
     # Tokens at the beginning of a sequence that a query attends to beside its window.
     sink_tokens: int = 0
 
@@ -142,16 +145,37 @@ class GQA:
         )
 
     @property
+    def gate_matrix(self) -> LinearSizes | None:
+        """The product of gates, if there are any."""
+        if self.gate is None:
+            return None
+        return LinearSizes(
+            names=(self.gate.name,),
+            outputs=(self.gate_size,),
+            inputs=self.hidden_size,
+            shard=Shard.COLUMN,
+        )
+
+    @property
+    def gate_size(self) -> int:
+        """Number of the gates of a token."""
+        if self.gate is None:
+            return 0
+        return self.heads if self.gates_by_head else self.q_size
+
+    @property
     def matrices(self) -> tuple[LinearSizes, ...]:
         """The sizes of all matrices."""
-        return (self.qkv, self.out)
+        gate = self.gate_matrix
+        return (self.qkv, self.out) if gate is None else (self.qkv, gate, self.out)
 
     @property
     def parameters(self) -> int:
         """Elements of all weights, norms included."""
         norms = self.norms.elements(self.hidden_size)
         norms += self.qk_norm_elements
-        return self.qkv.elements + self.out.elements + norms + self.heads * self.sinks
+        matrices = sum(sizes.elements for sizes in self.matrices)
+        return matrices + norms + self.heads * self.sinks
 
     @property
     def qk_norm_elements(self) -> int:
@@ -194,12 +218,13 @@ class GQA:
         qkv = self.q_size + 2 * self.kv_size
         rotation = qkv * (element if element == 4 else 8)
         copies = (qkv + self.q_size) * kv_element if kv_element != element else 0
-        return (qkv + 2 * self.q_size) * element + rotation + copies
+        gates = self.gate_size * (element + 4 + 4)
+        return (qkv + 2 * self.q_size) * element + rotation + copies + gates
 
     @property
     def cuda_activation_elements(self) -> int:
         """Elements of a token at attention's widest place on a GPU."""
-        return 2 * self.q_size + 2 * self.kv_size
+        return 2 * self.q_size + 2 * self.kv_size + self.gate_size
 
     def cuda_partial_bytes(self, rows: int, length: int) -> int:
         """Returns the bytes of Flash-Decoding's partial results on a GPU, for `rows`
@@ -224,6 +249,7 @@ class GQAWeights:
     qkv: Linear
     whole_norms: WholeNorms | None = None  # of the queries and keys of all heads
     heads: HeadWeights
+    gate: HeadGate | None = None
     out: Linear
     after: Norm | None = None  # [hidden], of the result
 
@@ -282,21 +308,64 @@ def read_gqa(
         out_bias=reader.is_set(family.out_bias),
         sinks=family.sinks,
         stored_qkv=family.stored_qkv,
+        gate=family.head_gate,
+        gates_by_head=_gates_by_head(reader, family),
     )
     ropes = {
         kind: evolve(rope, interleaved=family.interleaved_rotary)
         for kind, rope in ropes.items()
     }
     windows = read_windows(reader, family)
-    layers = zip(windows, read_rotated(reader, family, windows), strict=True)
+    layers = zip(
+        windows,
+        read_rotated(reader, family, windows),
+        _heads_by_layer(reader, family, attention, len(windows)),
+        strict=True,
+    )
     return tuple(
         evolve(
             attention,
+            heads=layer_heads,
             window=window,
             rope=ropes[SLIDING if window else FULL] if rotated else UNROTATED,
         )
-        for window, rotated in layers
+        for window, rotated, layer_heads in layers
     )
+
+
+def _heads_by_layer(
+    reader: ConfigReader, family: Family, attention: GQA, layers: int
+) -> list[int]:
+    """Returns the query heads of each layer."""
+    key = family.heads_by_layer
+    listed = reader.config.get(key) if key else None
+    if listed is None:
+        return [attention.heads] * layers
+    if (
+        not isinstance(listed, list)
+        or len(listed) != layers
+        or any(
+            type(heads) is not int or heads < 1 or heads % attention.kv_heads
+            for heads in listed
+        )
+    ):
+        raise reader.error(
+            key,
+            f"null or a list of num_hidden_layers = {layers} multiples of "
+            f"num_key_value_heads = {attention.kv_heads}",
+        )
+    return listed
+
+
+def _gates_by_head(reader: ConfigReader, family: Family) -> bool:
+    """Returns whether a gate is of a whole head."""
+    key = family.head_gate.granularity if family.head_gate else ""
+    if not key:
+        return False
+    granularity = reader.config.get(key)
+    if granularity not in (True, "per-head", "per-element"):
+        raise reader.error(key, "true, 'per-head' or 'per-element'")
+    return bool(granularity != "per-element")
 
 
 def empty_gqa(sizes: GQA, make: WeightMaker) -> GQAWeights:
@@ -319,9 +388,17 @@ def empty_gqa(sizes: GQA, make: WeightMaker) -> GQAWeights:
             norms_after_rope=sizes.qk_norm_after_rope,
             sinks=make.vector(sizes.heads, "float32") if sizes.sinks else None,
         ),
+        gate=_empty_gate(sizes, make),
         out=make.linear(sizes.out),
         after=after,
     )
+
+
+def _empty_gate(sizes: GQA, make: WeightMaker) -> HeadGate | None:
+    """Returns the uninitialised gates of these sizes, if there are any."""
+    if sizes.gate is None or sizes.gate_matrix is None:
+        return None
+    return HeadGate(make.linear(sizes.gate_matrix), sizes.gate.activation)
 
 
 def gqa_parts(
@@ -348,6 +425,8 @@ def gqa_parts(
             yield _ordered(norm_part(name, norm, norms), order)
     if heads.sinks is not None:
         yield WeightPart("self_attn.sinks", heads.sinks)
+    if weights.gate is not None and (gate_matrix := sizes.gate_matrix):
+        yield from weight_parts(gate_matrix, weights.gate.linear, form)
     yield from weight_parts(sizes.out, weights.out, form)
     yield from bias_parts(sizes.out, weights.out)
 
@@ -391,6 +470,8 @@ def attend_gqa(
     if keep is not None:
         # Of the other tokens, only keys and values are needed.
         hidden, attended = hidden.index_select(0, keep), attended.index_select(0, keep)
+    if weights.gate is not None:
+        gate_heads(attended, hidden, weights.norm, weights.gate, step.products)
     add_product(
         hidden, attended, weights.out, step.products, step.communicator, weights.after
     )

@@ -293,11 +293,17 @@ def _read_rule(
         scores=keys.scores,
         normalise=reader.is_set(keys.normalise),
         min_sum=reader.positive(keys.min_sum) if keys.min_sum else 0.0,
+        logit_cap=_logit_cap(reader, keys.logit_cap),
         scaling=reader.positive(keys.scaling, 1.0) if keys.scaling else 1.0,
         groups=groups,
         kept_groups=kept_groups,
         ranked_by="best_two" if keys.correction else "best",
     )
+
+
+def _logit_cap(reader: ConfigReader, key: str) -> float:
+    """Returns the cap of the router's logits; 0: there is none."""
+    return reader.positive(key) if key and reader.config.get(key) else 0.0
 
 
 def empty_moe(sizes: MoE, make: WeightMaker) -> MoEWeights:

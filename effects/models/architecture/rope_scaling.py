@@ -122,6 +122,8 @@ def parse_ropes(
         )
         return dict.fromkeys(KINDS, rope), context
     tables = _by_kind(reader, "rope_parameters")
+    if partial and not tables:  # Laguna has no older form
+        raise reader.error("rope_parameters", f"an object with {' and '.join(KINDS)}")
     thetas = {
         FULL: (reader.config.get("rope_theta"), bases.full),
         SLIDING: (reader.config.get(bases.sliding_key), bases.sliding),
@@ -138,7 +140,10 @@ def parse_ropes(
         theta = next(value for value in found if value is not None)
         kind_config = {**reader.config, "rope_scaling": None}
         kind_config["rope_parameters"] = {**table, "rope_theta": theta}
-        ropes[kind] = parse_rope(ConfigReader(kind_config, f"{reader.source}: {kind}"))[0]
+        if partial:  # each kind has its own share
+            kind_config["partial_rotary_factor"] = None
+        of_kind = ConfigReader(kind_config, f"{reader.source}: {kind}")
+        ropes[kind] = parse_rope(of_kind, partial=partial)[0]
     return ropes, reader.size("max_position_embeddings")
 
 

@@ -71,7 +71,7 @@ def _slides(reader: ConfigReader, family: Family, layer: int) -> bool:
         return (layer + 1) % reader.size("sliding_window_pattern") != 0
     if family.windows == "unrotated":
         return not _is_listed(reader, layer)
-    return True
+    return family.windows != "listed"
 
 
 def _window(reader: ConfigReader, family: Family) -> int | None:
@@ -81,6 +81,6 @@ def _window(reader: ConfigReader, family: Family) -> int | None:
         return None
     if family.windows == "none" and (used or reader.is_absent("use_sliding_window")):
         raise reader.refusal(f"sliding_window is not known to {family.architecture}")
-    if used or family.windows in ("every", "uniform", "pattern"):
+    if used or family.windows in ("every", "uniform", "pattern", "listed"):
         return reader.size("sliding_window", low=2)
     return None

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from attrs import evolve
 
+from minfer.effects.models.architecture.gqa import GQA
 from minfer.effects.models.architecture.linear import LinearSizes, WeightMaker
 from minfer.effects.models.architecture.quantization import Quantization
 from minfer.effects.models.architecture.spec import ModelSpec, layer_prefix
@@ -107,13 +108,16 @@ def _with_outliers(spec: ModelSpec, folder: Path) -> Iterator[str]:
     """Yields the matrices that read norms with outliers."""
     matrices_by_norm: dict[str, tuple[LinearSizes, ...]] = {}
     for i, layer in enumerate(spec.layers):
+        readers_of_attention = list(layer.attention.matrices[:1])
+        if isinstance(layer.attention, GQA) and layer.attention.gate_matrix:
+            readers_of_attention.append(layer.attention.gate_matrix)
         readers = [
             matrix
             for matrix in layer.feed_forward.matrices
             if matrix.shard is Shard.COLUMN
         ]
         for norms, matrices in (
-            (layer.attention.norms, layer.attention.matrices[:1]),
+            (layer.attention.norms, tuple(readers_of_attention)),
             (layer.feed_forward.norms, tuple(readers)),
         ):
             if norms.before:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from attrs import frozen
 
 from minfer.effects.models.parts import Renaming
-from minfer.kernels.leaves import Activation
+from minfer.kernels.leaves import Activation, GateActivation
 
 
 @frozen(kw_only=True)
@@ -31,6 +31,7 @@ class ExpertKeys:
     correction: str = ""
     correction_rows: bool = False  # it is [1, experts] there
     min_sum: str = ""  # the key of the least sum that weights are divided by
+    logit_cap: str = ""  # the key of a cap of the router's logits
     groups: bool = False  # n_group and topk_group limit the choice
     scaling: str = "routed_scaling_factor"  # the key of a factor of weights
     float32: bool = False  # the router's logits are computed in float32
@@ -77,6 +78,17 @@ class RopeBases:
 
 
 @frozen
+class HeadGateKeys:
+    """Gates of what attention returns."""
+
+    name: str  # of the matrix in a layer of a checkpoint
+    activation: GateActivation
+    # The key of whether there is one of each head (true, "per-head") or of each of its
+    # dimensions ("per-element"); empty: of each dimension.
+    granularity: str = ""
+
+
+@frozen
 class Family:
     """One row of the family table; see `layers.py` for the types of its layers."""
 
@@ -87,10 +99,18 @@ class Family:
     # `sliding_window`, or, with `use_sliding_window`, in the layers from
     # `max_window_layers` on, in each second of the others, or (`pattern`) in all but each
     # `sliding_window_pattern`-th one, or (`unrotated`) in those whose heads are not
-    # rotated. `layer_types` has priority, but for `uniform`: in
-    # every layer, and layers of several types are refused.
+    # rotated, or (`listed`) only where `layer_types` says so. `layer_types` has priority,
+    # but for `uniform`: in every layer, and layers of several types are refused.
     windows: Literal[
-        "none", "every", "uniform", "upper", "lower", "flag", "pattern", "unrotated"
+        "none",
+        "every",
+        "uniform",
+        "upper",
+        "lower",
+        "flag",
+        "pattern",
+        "unrotated",
+        "listed",
     ] = "none"
     # Whether queries, keys and values have biases, or the key of a flag that says so.
     qkv_bias: bool | str = False
@@ -118,6 +138,8 @@ class Family:
     logit_divisor: str = ""
     # The config's value whose root divides scores; empty: a head's dimensions.
     score_scale: str = ""
+    heads_by_layer: str = ""  # the key of a list of the query heads of each layer
+    head_gate: HeadGateKeys | None = None
     # Layers with and without windows have ropes of their own.
     rope_bases: RopeBases | None = None
     partial_rotary: bool = False  # a part of a head's dimensions may turn

@@ -51,6 +51,7 @@ QUANTIZED = [
 ]
 ALTERNATING = ("full_attention", "sliding_attention", "full_attention")
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0}
+LAGUNA = ("Laguna", "full")
 MINIMAX = ("MiniMaxM2", "all turn")
 HUNYUAN = ("HunYuanMoEV1", "experts")
 ERNIE = ("Ernie4_5_Moe", "experts")
@@ -98,6 +99,23 @@ VALUES: list[tuple[tuple[str, str], dict[str, Any], list[str]]] = [
     (("Gemma3", "pattern"), {"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping"]),
     (("GptOss", "alternate"), {"swiglu_limit": 8.0}, ["swiglu_limit 8.0", "7 is"]),
     (("Llama", "plain"), {"num_key_value_heads": 3}, ["a divisor of", "heads = 4"]),
+    (LAGUNA, {"gating": False}, ["gating", "'per-head' or 'per-element'"]),
+    (LAGUNA, {"gating": "per-layer"}, ["gating", "'per-head' or 'per-element'"]),
+    (
+        LAGUNA,
+        {"num_attention_heads_per_layer": [4, 4]},
+        ["num_attention_heads_per_layer", "num_hidden_layers = 3 multiples"],
+    ),
+    (
+        LAGUNA,
+        {"num_attention_heads_per_layer": [4, 3, 4]},
+        ["num_attention_heads_per_layer", "num_key_value_heads = 2"],
+    ),
+    (LAGUNA, {"moe_router_logit_softcapping": -1.0}, ["moe_router_logit_softcapping"]),
+    (LAGUNA, {"moe_apply_router_weight_on_input": True}, ["moe_apply_router_weight"]),
+    (LAGUNA, {"rope_scaling": {"rope_type": "linear"}}, ["rope_scaling", "None is"]),
+    (LAGUNA, {"rope_parameters": None}, ["rope_parameters", "full_attention and"]),
+    (LAGUNA, {"mlp_layer_types": ["dense"]}, ["mlp_layer_types", "= 3"]),
     (MINIMAX, {"rotary_dim": 17}, ["rotary_dim", "at most head_dim = 16"]),
     (MINIMAX, {"rotary_dim": 6}, ["partial_rotary_factor", "a quarter of 16"]),
     (MINIMAX, {"scoring_func": "softmax"}, ["scoring_func", "'sigmoid' is"]),
