@@ -140,6 +140,24 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
         "groups",
         (*_MLA, _GROUPS, _NORMALISED, _SHARED, ({}, {"rope_interleave": False})),
     ),
+    "Dots1": (
+        "experts",
+        (
+            *_EVERY,
+            _BIAS,
+            _DIM,
+            _NORMALISED,
+            _GROUPS,
+            _FIRST,
+            _SHARED,
+            _SCALED,
+            ({}, {"sliding_window": 7, "max_window_layers": 2}),
+        ),
+    ),
+    "SolarOpen": (
+        "experts",
+        (*_EVERY, _BIAS, _DIM, _NORMALISED, _GROUPS, _SHARED, _SCALED),
+    ),
     "Laguna": (
         "full",
         (

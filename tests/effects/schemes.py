@@ -53,6 +53,8 @@ CASES: Final = {
         "shared_expert_intermediate_size": 64,
     },
     ("MiniMaxM2", "half turn"): {},
+    ("Dots1", "groups, windows"): {"moe_intermediate_size": 32},
+    ("SolarOpen", "groups, biases"): {"moe_intermediate_size": 32},
     ("HunYuanDenseV1", "alpha"): {},
     ("HunYuanMoEV1", "biases, alpha"): {},
     ("Ernie4_5", "biases"): {},

@@ -282,6 +282,30 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
             "rope_parameters": ROPES["yarn"] | {"partial_rotary_factor": 0.5},
         },
     },
+    "Dots1": {
+        "experts": _ROUTED,
+        "groups, windows": _ROUTED
+        | _GROUPS
+        | _BIAS
+        | {"sliding_window": WINDOW, "max_window_layers": 1, "norm_topk_prob": True},
+        "windows everywhere": _ROUTED
+        | _TIED
+        | {"sliding_window": WINDOW, "max_window_layers": 0, "n_shared_experts": 1},
+        "windows alternate": _ROUTED
+        | {
+            "sliding_window": WINDOW,
+            "layer_types": _MIXED,
+            "first_k_dense_replace": 0,
+            "rope_parameters": ROPES["yarn"],
+            "head_dim": 32,
+        },
+    },
+    "SolarOpen": {
+        "experts": _ROUTED,
+        "groups, biases": _ROUTED | _GROUPS | _BIAS | {"norm_topk_prob": False},
+        "tied": _ROUTED | _TIED | {"n_shared_experts": 1, "num_key_value_heads": 4},
+        "yarn": _ROUTED | {"rope_parameters": ROPES["yarn"], "head_dim": 32},
+    },
     "Laguna": {
         "full": _LAGUNA,
         "windows, heads by layer": _LAGUNA

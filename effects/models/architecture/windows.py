@@ -63,7 +63,7 @@ def _is_listed(reader: ConfigReader, layer: int) -> bool:
 
 def _slides(reader: ConfigReader, family: Family, layer: int) -> bool:
     """Returns whether a layer has the window, if there is one."""
-    if family.windows == "upper":
+    if family.windows in ("upper", "above"):
         return layer >= reader.size("max_window_layers", low=0)
     if family.windows == "lower":
         return layer % 2 == 0 and layer < reader.size("max_window_layers", low=0)
@@ -81,6 +81,6 @@ def _window(reader: ConfigReader, family: Family) -> int | None:
         return None
     if family.windows == "none" and (used or reader.is_absent("use_sliding_window")):
         raise reader.refusal(f"sliding_window is not known to {family.architecture}")
-    if used or family.windows in ("every", "uniform", "pattern", "listed"):
+    if used or family.windows in ("every", "uniform", "pattern", "above", "listed"):
         return reader.size("sliding_window", low=2)
     return None

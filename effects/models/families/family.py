@@ -99,8 +99,9 @@ class Family:
     # `sliding_window`, or, with `use_sliding_window`, in the layers from
     # `max_window_layers` on, in each second of the others, or (`pattern`) in all but each
     # `sliding_window_pattern`-th one, or (`unrotated`) in those whose heads are not
-    # rotated, or (`listed`) only where `layer_types` says so. `layer_types` has priority,
-    # but for `uniform`: in every layer, and layers of several types are refused.
+    # rotated, or (`above`) from `max_window_layers` on, whatever a flag says, or
+    # (`listed`) only where `layer_types` says so. `layer_types` has priority, but for
+    # `uniform`: in every layer, and layers of several types are refused.
     windows: Literal[
         "none",
         "every",
@@ -110,6 +111,7 @@ class Family:
         "flag",
         "pattern",
         "unrotated",
+        "above",
         "listed",
     ] = "none"
     # Whether queries, keys and values have biases, or the key of a flag that says so.

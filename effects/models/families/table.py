@@ -5,6 +5,7 @@ from typing import Final
 
 from minfer.effects.models.families import (
     deepseek,
+    dots,
     ernie,
     gemma,
     glm,
@@ -20,6 +21,7 @@ from minfer.effects.models.families import (
     qwen,
     seed_oss,
     smollm,
+    upstage,
 )
 from minfer.effects.models.families.family import Family
 
@@ -30,6 +32,8 @@ _ROWS: Final = (
     *glm.ROWS,
     *deepseek.ROWS,
     *ernie.ROWS,
+    *dots.ROWS,
+    *upstage.ROWS,
     *gpt_oss.ROWS,
     *hunyuan.ROWS,
     *minimax.ROWS,

@@ -29,6 +29,8 @@ RICH = {
     "DeepseekV3": "groups",
     "Glm4MoeLite": "listed",
     "Youtu": "halves",
+    "Dots1": "groups, windows",
+    "SolarOpen": "groups, biases",
     "Laguna": "gates of elements",
     "MiniMaxM2": "tied, a quarter turns",
     "HunYuanDenseV1": "alpha",
