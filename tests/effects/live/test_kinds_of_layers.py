@@ -26,6 +26,9 @@ KINDS: Final = {
     "scaled residuals": ("Granite", "multipliers"),
     "layers without rotation": ("SmolLM3", "interval"),
     "matrices stored as one": ("Phi3", "partial"),
+    "gates, heads by layer": ("Laguna", "windows, heads by layer"),
+    "norms after rotation": ("HunYuanMoEV1", "tied, by layer"),
+    "interleaved rotation": ("Ernie4_5_Moe", "biases, tied"),
 }
 # 20 blocks; a sequence needs up to 12.
 TIGHT: Final = {"num_gpu_blocks_override": 20}
