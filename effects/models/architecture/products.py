@@ -151,7 +151,7 @@ def gate_heads(
     in place.
     """
     gates = norm_linear(hidden, norm, gate.linear, context)
-    module = _module("head_gates" if attended.is_cuda else "plain")
+    module = _module("head_gates" if context.on_gpu else "plain")
     module.gate_heads(attended, gates, gate.activation)
 
 
