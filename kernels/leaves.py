@@ -310,6 +310,18 @@ class WholeNorms:
     key: Norm  # [kv_heads * head_dim]
 
 
+# What a gate of attention goes through.
+GateActivation = Literal["softplus", "sigmoid"]
+
+
+@frozen(eq=False)
+class HeadGate:
+    """Gates of what attention returns, of the rows that queries are of."""
+
+    linear: "Linear"  # an output for each head, or for each of its dimensions
+    activation: GateActivation
+
+
 @frozen(eq=False)
 class LatentWeights:
     """What belongs to the latents of a layer."""
@@ -340,6 +352,10 @@ class RoutingRule:
     kept_groups: int = 1  # only experts of the best of them may be chosen
     # What ranks a group: its best score, or the sum of its best two.
     ranked_by: Literal["best", "best_two"] = "best"
+    # Of the weights that are normalised: a smaller sum counts as this one.
+    min_sum: float = 0.0
+    # Logits are cap * tanh(logit / cap), if it is not 0.
+    logit_cap: float = 0.0
 
 
 @frozen(eq=False, kw_only=True)

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minfer.kernels.leaves import Activation, Linear, Norm, WholeNorms
+from minfer.kernels.leaves import Activation, GateActivation, Linear, Norm, WholeNorms
 from minfer.kernels.row_state import RowTensors, StepInputs
 
+SOFTPLUS_LINEAR_FROM: Final = 20.0  # above, softplus(x) is x
 CLAMP: Final = 7.0  # of the clamped activation
 STEEPNESS: Final = 1.702
 # Rows of float32 for which `linear` computes weight @ x.T: 1.3 to 2.8 times as fast as
@@ -133,6 +134,20 @@ def norm_gated(
     """
     del fused
     return gated_mul(norm_linear(x, norm, gate_up), activation)
+
+
+def gate_heads(x: Tensor, gates: Tensor, activation: GateActivation) -> None:
+    """Multiply `x` [tokens, heads * dim] with the activation of `gates` in place:
+    [tokens, heads], of a head each, or [tokens, heads * dim].
+    """
+    wide = gates.float()
+    if activation == "softplus":
+        factors = F.softplus(wide, threshold=SOFTPLUS_LINEAR_FROM)
+    else:
+        factors = wide.sigmoid()
+    count = gates.shape[1]
+    by_gate = x.view(len(x), count, x.shape[1] // count)
+    by_gate.mul_(factors.to(x.dtype)[..., None])
 
 
 def gated_mul(gate_up: Tensor, activation: Activation = "silu") -> Tensor:

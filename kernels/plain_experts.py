@@ -18,6 +18,8 @@ def route(x: Tensor, router: ExpertRouter, real: Tensor | None = None) -> Chosen
     """
     rule, kind = router.rule, router.weight.dtype
     logits = F.linear(x.to(kind), router.weight, router.bias).float()
+    if rule.logit_cap:
+        logits = torch.tanh(logits / rule.logit_cap) * rule.logit_cap
     scores = logits.sigmoid() if rule.scores == "sigmoid" else logits.softmax(-1)
     ranked = logits if rule.by_logits else scores
     if router.correction is not None:
@@ -31,7 +33,9 @@ def route(x: Tensor, router: ExpertRouter, real: Tensor | None = None) -> Chosen
     ids = _best_ids(ranked, rule.top_k)
     weights = scores.gather(1, ids)
     if rule.normalise:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        total = weights.sum(-1, keepdim=True)
+        total = total.clamp(min=rule.min_sum) if rule.min_sum else total + 1e-20
+        weights = weights / total
     ids = ids.int()
     if router.num_local is not None:
         ids = ids - router.first_local

@@ -83,6 +83,8 @@ def choose(
     sigmoid: tl.constexpr,
     by_logits: tl.constexpr,
     normalise: tl.constexpr,
+    min_sum: tl.constexpr,
+    logit_cap: tl.constexpr,
     groups: tl.constexpr,
     kept_groups: tl.constexpr,
     best_two: tl.constexpr,
@@ -102,6 +104,9 @@ def choose(
     mask = (group < groups) & (lane < experts_per_group)
     line = logits + token * experts
     x = tl.load(line + expert, mask=mask, other=NEVER).to(tl.float32)
+    if logit_cap > 0:  # tanh(y) = 2 * sigmoid(2 * y) - 1
+        capped = logit_cap * (2 / (1 + tl.exp(x * (-2 / logit_cap))) - 1)
+        x = tl.where(mask, capped, NEVER)
     if sigmoid:
         scores = 1 / (1 + tl.exp(-x))
     else:
@@ -126,7 +131,11 @@ def choose(
         chosen_scores = tl.where(top == i, score, chosen_scores)
         total += score
     if normalise:
-        chosen_scores /= total + 1e-20
+        if min_sum > 0:
+            total = tl.maximum(total, min_sum)
+        else:
+            total += 1e-20
+        chosen_scores /= total
     if num_local_experts < experts:
         chosen -= first_local_expert
         chosen = tl.where((chosen >= 0) & (chosen < num_local_experts), chosen, -1)
@@ -164,6 +173,8 @@ def route(x: Tensor, router: ExpertRouter, real: Tensor | None = None) -> Chosen
         sigmoid=rule.scores == "sigmoid",
         by_logits=rule.by_logits,
         normalise=rule.normalise,
+        min_sum=rule.min_sum,
+        logit_cap=rule.logit_cap,
         groups=groups,
         kept_groups=min(rule.kept_groups, groups),
         best_two=rule.ranked_by == "best_two",

@@ -87,6 +87,14 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "layernorm_epsilon": (1e-5,),
         "swa_num_key_value_heads": (8,),
     },
+    "laguna": {
+        "moe_apply_router_weight_on_input": (False,),
+        # its ropes are in rope_parameters alone
+        "rope_scaling": (),
+    },
+    # keys of a layer that others share
+    "hunyuan_v1_dense": {"use_cla": (False,)},
+    "hunyuan_v1_moe": {"use_cla": (False,)},
 }
 # Fields of transformers' classes, by `model_type`, that their forwards do not read.
 UNREAD: Final[Mapping[str, frozenset[str]]] = {
@@ -101,7 +109,8 @@ _TRAINING: Final = (
 _OUTPUTS: Final = "output_attentions output_hidden_states output_router_logits use_cache"
 _NAMES: Final = (
     "architectures model_type transformers_version auto_map _name_or_path "
-    "bos_token_id pad_token_id eos_token_id initial_context_length cache_implementation "
+    "bos_token_id pad_token_id eos_token_id eod_token_id sep_token_id "
+    "initial_context_length cache_implementation "
     "boi_token_index eoi_token_index image_token_index mm_tokens_per_image "
     "vision_config experts_per_token return_dict problem_type id2label label2id "
     "for_llm_compressor chunk_size_feed_forward is_encoder_decoder "

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations, product
 from typing import Any, Final
 
-from tests.effects.tiny_families import ROPES, VARIANTS, WINDOW
+from tests.effects.tiny_families import ALPHA, ROPES, VARIANTS, WINDOW
 
 Option = Sequence[Mapping[str, Any]]  # values that exclude one another
 
@@ -106,6 +106,14 @@ _OWN_ROPES: Final = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
 }
 _OLD_FALCON: Final = {"new_decoder_architecture": False}
+_ALPHA: Final[Option] = (*_ROPE, {"rope_parameters": ALPHA})
+_USE_BIAS: Final[Option] = ({}, {"use_bias": True})
+_ERNIE_LAYERS: Final[Option] = (
+    {},
+    {"moe_layer_start_index": 0, "moe_layer_end_index": 2},
+    {"moe_layer_interval": 2},
+    {"moe_layer_start_index": 4},
+)
 # The config that options change, and the options.
 OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
     "Qwen2": ("plain", (*_EVERY, (*_QWEN_WINDOW, _QWEN_MIXED))),
@@ -185,6 +193,74 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
     "DeepseekV3": (
         "groups",
         (*_MLA, _GROUPS, _NORMALISED, _SHARED, ({}, {"rope_interleave": False})),
+    ),
+    "Dots1": (
+        "experts",
+        (
+            *_EVERY,
+            _BIAS,
+            _DIM,
+            _NORMALISED,
+            _GROUPS,
+            _FIRST,
+            _SHARED,
+            _SCALED,
+            ({}, {"sliding_window": 7, "max_window_layers": 2}),
+        ),
+    ),
+    "SolarOpen": (
+        "experts",
+        (*_EVERY, _BIAS, _DIM, _NORMALISED, _GROUPS, _SHARED, _SCALED),
+    ),
+    "Laguna": (
+        "full",
+        (
+            *_EVERY[:3],
+            _BIAS,
+            _DIM,
+            _TOP,
+            _MIXED,
+            ({}, {"gating": "per-head"}, {"gating": "per-element"}),
+            ({}, {"num_attention_heads_per_layer": [4, 8, 8, 4]}),
+            ({}, {"mlp_layer_types": ["sparse", "dense"] * 2}),
+            ({}, {"moe_router_logit_softcapping": 0.7}),
+            ({}, {"moe_routed_scaling_factor": 2.5}),
+            ({}, {"rope_parameters": _OWN_ROPES}),
+        ),
+    ),
+    "MiniMaxM2": (
+        "all turn",
+        (
+            *_EVERY[:3],
+            (*_PARTIAL, {"rotary_dim": 12}, {"partial_rotary_factor": 0.5}),
+            _DIM,
+            _TOP,
+            ({}, {"num_local_experts": 7}),
+        ),
+    ),
+    "HunYuanDenseV1": ("plain", (*_EVERY[:3], _ALPHA, _BIAS, _DIM)),
+    "HunYuanMoEV1": (
+        "experts",
+        (
+            *_EVERY[:3],
+            _ALPHA,
+            _BIAS,
+            _DIM,
+            ({}, {"moe_topk": 1}, {"moe_topk": [1, 2, 3, 4]}),
+            ({}, {"num_experts": 5}),
+        ),
+    ),
+    "Ernie4_5": ("tied", (*_EVERY, _DIM, _USE_BIAS)),
+    "Ernie4_5_Moe": (
+        "experts",
+        (
+            *_EVERY,
+            _USE_BIAS,
+            _ERNIE_LAYERS,
+            ({}, {"moe_k": 1}, {"moe_k": 4}),
+            tuple({"moe_num_shared_experts": count} for count in (2, 0, 1)),
+            ({}, {"moe_norm_min": 0.5}),
+        ),
     ),
     "GptOss": (
         "alternate",

@@ -111,6 +111,29 @@ _TEXTS: Final = {
 "rope_theta": 10000.0, "sliding_window": 4096, "sliding_window_size": 4096,
 "torch_dtype": "float32", "transformers_version": "4.42.0.dev0", "use_cache": true,
 "vocab_size": 256000}""",
+    "MiniMax-M2": """{"architectures": ["MiniMaxM2ForCausalLM"], "attn_type_list": ONES,
+"auto_map": {"AutoConfig": "configuration_minimax_m2.MiniMaxM2Config",
+"AutoModelForCausalLM": "modeling_minimax_m2.MiniMaxM2ForCausalLM"}, "head_dim": 128,
+"hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 1536,
+"max_position_embeddings": 196608, "model_type": "minimax_m2",
+"mtp_transformer_layers": 1, "num_attention_heads": 48, "num_experts_per_tok": 8,
+"num_hidden_layers": 62, "num_key_value_heads": 8, "num_local_experts": 256,
+"num_mtp_modules": 3, "qk_norm_type": "per_layer", "rms_norm_eps": 1e-06,
+"rope_theta": 5000000, "rotary_dim": 64, "scoring_func": "sigmoid",
+"shared_intermediate_size": 0, "tie_word_embeddings": false,
+"transformers_version": "4.46.1", "use_cache": true, "use_mtp": true,
+"use_qk_norm": true, "use_routing_bias": true, "vocab_size": 200064}""".replace(
+        "ONES", json.dumps([1] * 62)
+    ),
+    "ERNIE-4.5-0.3B-PT": """{"architectures": ["Ernie4_5_ForCausalLM"], "auto_map":
+{"AutoConfig": "configuration_ernie4_5.Ernie4_5_Config", "AutoModel":
+"modeling_ernie4_5.Ernie4_5_Model", "AutoModelForCausalLM":
+"modeling_ernie4_5.Ernie4_5_ForCausalLM"}, "bos_token_id": 1, "eos_token_id": 2,
+"hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3072,
+"max_position_embeddings": 131072, "model_type": "ernie4_5", "num_attention_heads": 16,
+"num_key_value_heads": 2, "head_dim": 128, "num_hidden_layers": 18, "pad_token_id": 0,
+"rms_norm_eps": 1e-05, "use_cache": false, "vocab_size": 103424, "rope_theta": 500000,
+"use_bias": false, "tie_word_embeddings": true, "torch_dtype": "bfloat16"}""",
     "gemma-3-4b-it": """{"architectures": ["Gemma3ForConditionalGeneration"],
 "boi_token_index": 255999, "eoi_token_index": 256000, "eos_token_id": [1, 106],
 "image_token_index": 262144, "initializer_range": 0.02, "mm_tokens_per_image": 256,
@@ -154,6 +177,8 @@ BILLIONS: Final = {
     "GLM-4.5-Air": 106.8,
     "gpt-oss-20b": 20.9,
     "gemma-2-9b": 9.24,
+    "MiniMax-M2": 229.0,
+    "ERNIE-4.5-0.3B-PT": 0.3607,
     "gemma-3-4b-it": 3.88,
     "Phi-3-mini-4k-instruct": 3.82,
     "Mixtral-8x7B-Instruct-v0.1": 46.7,

@@ -177,6 +177,31 @@ _MIMO: Final = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 24,
 }
+ALPHA: Final = {"rope_type": "dynamic", "factor": 1.0, "alpha": 1000.0}
+# As published.
+_OLD_ALPHA: Final = {
+    "type": "dynamic",
+    "alpha": 50.0,
+    "factor": 1.0,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.0,
+}
+_LAGUNA: Final = _MOE | {
+    "shared_expert_intermediate_size": 40,
+    "sliding_window": WINDOW,
+    "rms_norm_eps": 1e-5,
+}
+_HUNYUAN_MOE: Final = {"num_experts": 6, "moe_topk": 2}
+_USE_BIAS: Final = {"use_bias": True}
+_ERNIE: Final = {
+    "moe_num_experts": 8,
+    "moe_k": 3,
+    "moe_intermediate_size": 24,
+    "head_dim": ...,
+    "tie_word_embeddings": False,
+}
 _EVERY: Final[dict[str, Any]] = {
     "plain": {},
     "tied": _TIED,
@@ -374,6 +399,109 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         | {"mlp_layer_types": ["sparse", "dense", "sparse"], "q_lora_rank": 20},
     },
     "Youtu": {"tied": _MLA_SIZES | _TIED, "halves": _MLA_SIZES | _UNTIED | _HALVES},
+    "Ernie4_5": {
+        "tied": _TIED,
+        "biases": _UNTIED | _USE_BIAS,
+        "rope": _UNTIED | {"rope_parameters": ROPES["yarn"], "num_key_value_heads": 1},
+        "hidden heads": _TIED | {"head_dim": 12, "num_key_value_heads": 4},
+    },
+    "Ernie4_5_Moe": {
+        "experts": _ERNIE,
+        "biases, tied": _ERNIE | _TIED | _USE_BIAS | {"moe_num_shared_experts": 1},
+        "some layers": _ERNIE
+        | {"moe_layer_interval": 2, "moe_layer_start_index": 0, "moe_k": 1},
+        "first layers": _ERNIE
+        | {
+            "moe_layer_start_index": 0,
+            "moe_layer_end_index": 1,
+            "moe_num_shared_experts": 0,
+            "moe_norm_min": 0.5,
+            "rope_parameters": ROPES["linear"],
+        },
+    },
+    "MiniMaxM2": {
+        "all turn": _EXPERTS,
+        "half turn": _EXPERTS | {"rotary_dim": 8, "num_experts_per_tok": 3},
+        "tied, a quarter turns": _EXPERTS
+        | _TIED
+        | {
+            "num_key_value_heads": 1,
+            "rope_parameters": ROPES["default"] | {"partial_rotary_factor": 0.25},
+        },
+        "yarn": _EXPERTS
+        | {
+            "head_dim": 32,
+            "num_local_experts": 6,
+            "num_key_value_heads": 4,
+            "rope_parameters": ROPES["yarn"] | {"partial_rotary_factor": 0.5},
+        },
+    },
+    "Dots1": {
+        "experts": _ROUTED,
+        "groups, windows": _ROUTED
+        | _GROUPS
+        | _BIAS
+        | {"sliding_window": WINDOW, "max_window_layers": 1, "norm_topk_prob": True},
+        "windows everywhere": _ROUTED
+        | _TIED
+        | {"sliding_window": WINDOW, "max_window_layers": 0, "n_shared_experts": 1},
+        "windows alternate": _ROUTED
+        | {
+            "sliding_window": WINDOW,
+            "layer_types": _MIXED,
+            "first_k_dense_replace": 0,
+            "rope_parameters": ROPES["yarn"],
+            "head_dim": 32,
+        },
+    },
+    "SolarOpen": {
+        "experts": _ROUTED,
+        "groups, biases": _ROUTED | _GROUPS | _BIAS | {"norm_topk_prob": False},
+        "tied": _ROUTED | _TIED | {"n_shared_experts": 1, "num_key_value_heads": 4},
+        "yarn": _ROUTED | {"rope_parameters": ROPES["yarn"], "head_dim": 32},
+    },
+    "Laguna": {
+        "full": _LAGUNA,
+        "windows, heads by layer": _LAGUNA
+        | {
+            "layer_types": _MIXED,
+            "num_attention_heads_per_layer": [2, 4, 6],
+            "moe_routed_scaling_factor": 2.5,
+        },
+        "gates of elements": _LAGUNA
+        | _BIAS
+        | {
+            "gating": "per-element",
+            "layer_types": _MIXED,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "moe_router_logit_softcapping": 1.5,
+        },
+        "ropes, tied": _LAGUNA
+        | _TIED
+        | {
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "num_attention_heads_per_layer": [4, 4, 2],
+            "num_key_value_heads": 1,
+            "rope_parameters": {
+                "full_attention": _YARN
+                | {"rope_theta": 5e5, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+            },
+            "shared_expert_intermediate_size": 8,
+        },
+    },
+    "HunYuanDenseV1": {
+        "plain": {},
+        "alpha": {"rope_parameters": ALPHA},
+        "biases, tied": _TIED | _BIAS | {"rope_scaling": _OLD_ALPHA},
+        "yarn": {"rope_parameters": ROPES["yarn"], "head_dim": 32},
+    },
+    "HunYuanMoEV1": {
+        "experts": _HUNYUAN_MOE,
+        "biases, alpha": _HUNYUAN_MOE | _BIAS | {"rope_parameters": ALPHA},
+        "tied, by layer": _HUNYUAN_MOE | _TIED | {"moe_topk": [1, 3, 2]},
+        "one expert": {"head_dim": 32},
+    },
     "GptOss": {
         "alternate": _EXPERTS | {"sliding_window": WINDOW},
         "no biases": _EXPERTS

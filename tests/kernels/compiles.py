@@ -25,6 +25,7 @@ from minfer.kernels import (
     expanded_latents,
     experts,
     fused_linear,
+    head_gates,
     heads_norm,
     latent_cache,
     logprobs,
@@ -134,6 +135,9 @@ def step(tokens: int, *, splits: int = 1, chunk: bool = False) -> None:
             of_heads,
             norms_last=norms_last,
         )
+    attended = half(tokens, HEADS * DIM)
+    head_gates.gate_heads(attended, half(tokens, HEADS), "softplus")
+    head_gates.gate_heads(attended, half(tokens, HEADS * DIM), "sigmoid")
     whole_norms = WholeNorms(Norm(half(HEADS * DIM), 1e-6), Norm(half(4 * DIM), 1e-6))
     heads_norm.norm_heads(qkv, whole_norms)
     squares = heads_norm.square_sums(qkv, whole_norms)
@@ -309,7 +313,7 @@ def mixture(tokens: int, tune: ExpertsTune | None) -> None:
 
 
 def routers() -> None:
-    """Qwen3's, Llama 4's, and DeepSeek-V3's, which computes in float32."""
+    """Qwen3's, Llama 4's, and DeepSeek-V3's and Ernie's, which compute in float32."""
     rule = RoutingRule(
         8, "sigmoid", groups=8, kept_groups=4, ranked_by="best_two", scaling=2.5
     )
@@ -323,6 +327,9 @@ def routers() -> None:
     router.route(x, ExpertRouter(weight=half(128, HIDDEN), rule=first))
     wide = ExpertRouter(weight=torch.empty(256, HIDDEN), correction=correction, rule=rule)
     router.route(x, wide, real)
+    rule = RoutingRule(6, min_sum=1e-12, logit_cap=30.0)
+    weight, correction = torch.empty(64, HIDDEN), torch.ones(64)
+    router.route(x, ExpertRouter(weight=weight, correction=correction, rule=rule))
 
 
 def latents(heads: int) -> None:

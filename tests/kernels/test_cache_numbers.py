@@ -176,9 +176,9 @@ def test_chunks_and_drafts_read_8_bits(dtype: torch.dtype, half: torch.dtype) ->
 
 
 @pytest.mark.parametrize("dtype", [FP8, INT8], ids=str)
-@pytest.mark.parametrize("tokens", [3, 520])
+@pytest.mark.parametrize(("tokens", "norms_last"), [(3, False), (520, False), (3, True)])
 def test_keys_and_values_are_written_in_8_bits(
-    dtype: torch.dtype, tokens: int, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, tokens: int, norms_last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the kernel as by the reference, to the byte but for a rotation's last bit."""
     heads, kv_heads, dim, block = 4, 2, 32, 16
@@ -200,7 +200,9 @@ def test_keys_and_values_are_written_in_8_bits(
         scales = CacheScales(*scale_pair) if dtype is INT8 else None
         qkv_copy = qkv.clone()
         write(
-            qkv_copy, angles, positions, slots, *data, heads, kv_heads, norm, norm, scales
+            *(qkv_copy, angles, positions, slots, *data, heads, kv_heads, norm, norm),
+            scales,
+            norms_last=norms_last,
         )
         results.append((qkv_copy, data, scale_pair))
     (rotated, data, scale), (expected, expected_data, expected_scale) = results

@@ -24,6 +24,8 @@ CASES = [
     (RoutingRule(8), 128, False),  # Qwen3
     (RoutingRule(4, normalise=False), 60, True),  # Qwen2's shape
     (RoutingRule(3, "sigmoid", scaling=1.5), 13, True),
+    (RoutingRule(2, min_sum=0.4), 12, True),  # Ernie's shape
+    (RoutingRule(3, "sigmoid", logit_cap=1.5), 12, True),  # Laguna's
     (RoutingRule(5, "sigmoid", normalise=False), 5, False),
     (RoutingRule(1, "sigmoid", by_logits=True, normalise=False), 16, False),  # Llama 4
     (RoutingRule(6, normalise=False, scaling=16, groups=8, kept_groups=3), 160, False),

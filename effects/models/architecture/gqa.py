@@ -37,6 +37,7 @@ from minfer.effects.models.architecture.linear import (
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import (
     add_product,
+    gate_heads,
     norm_heads,
     norm_linear,
 )
@@ -50,10 +51,14 @@ from minfer.effects.models.architecture.rope_scaling import (
 )
 from minfer.effects.models.architecture.windows import read_rotated, read_windows
 from minfer.effects.models.config_reader import ConfigReader, UnsupportedModelError
-from minfer.effects.models.families.family import Family, QkNormFactors
+from minfer.effects.models.families.family import (
+    Family,
+    HeadGateKeys,
+    QkNormFactors,
+)
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import RankInfo
-from minfer.kernels.leaves import HeadWeights, Linear, Norm, Shard, WholeNorms
+from minfer.kernels.leaves import HeadGate, HeadWeights, Linear, Norm, Shard, WholeNorms
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,6 +96,7 @@ class GQA:
     # The eps of a norm of query and key heads that has no factors; None: there is none.
     # As a rotation changes no length, it is computed before the rotation.
     unit_heads: float | None = None
+    qk_norm_names: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
     qkv_bias: bool = False
     out_bias: bool = False
     sinks: bool = False
@@ -99,6 +105,8 @@ class GQA:
     # whether each key head is there behind its queries, before its values.
     stored_qkv: str = ""
     qkv_by_key_head: bool = False
+    gate: HeadGateKeys | None = None  # of what attention returns
+    gates_by_head: bool = False  # one for each head; else for each of its dimensions
     # Tokens at the beginning of a sequence that a query attends to beside its window.
     sink_tokens: int = 0
     # Values are what keys are before their norm and rotation; and are normalised.
@@ -204,16 +212,37 @@ class GQA:
         )
 
     @property
+    def gate_matrix(self) -> LinearSizes | None:
+        """The product of gates, if there are any."""
+        if self.gate is None:
+            return None
+        return LinearSizes(
+            names=(self.gate.name,),
+            outputs=(self.gate_size,),
+            inputs=self.hidden_size,
+            shard=Shard.COLUMN,
+        )
+
+    @property
+    def gate_size(self) -> int:
+        """Number of the gates of a token."""
+        if self.gate is None:
+            return 0
+        return self.heads if self.gates_by_head else self.q_size
+
+    @property
     def matrices(self) -> tuple[LinearSizes, ...]:
         """The sizes of all matrices."""
-        return (self.qkv, self.out)
+        gate = self.gate_matrix
+        return (self.qkv, self.out) if gate is None else (self.qkv, gate, self.out)
 
     @property
     def parameters(self) -> int:
         """Elements of all weights, norms included."""
         norms = self.norms.elements(self.hidden_size)
         norms += self.qk_norm_elements
-        return self.qkv.elements + self.out.elements + norms + self.heads * self.sinks
+        matrices = sum(sizes.elements for sizes in self.matrices)
+        return matrices + norms + self.heads * self.sinks
 
     @property
     def qk_norm_elements(self) -> int:
@@ -262,13 +291,14 @@ class GQA:
         rotation = qkv * (element if element == 4 else 8)
         copies = (qkv + self.q_size) * kv_element if kv_element != element else 0
         copies += qkv * element * self.pads_values
-        return (qkv + 2 * self.q_size) * element + rotation + copies
+        gates = self.gate_size * (element + 4 + 4)
+        return (qkv + 2 * self.q_size) * element + rotation + copies + gates
 
     @property
     def cuda_activation_elements(self) -> int:
         """Elements of a token at attention's widest place on a GPU."""
         padded = (self.q_size + 2 * self.kv_size) * self.pads_values
-        return 2 * self.q_size + 2 * self.kv_size + padded
+        return 2 * self.q_size + 2 * self.kv_size + padded + self.gate_size
 
     def cuda_partial_bytes(self, rows: int, length: int) -> int:
         """Returns the bytes of Flash-Decoding's partial results on a GPU, for `rows`
@@ -293,6 +323,7 @@ class GQAWeights:
     qkv: Linear
     whole_norms: WholeNorms | None = None  # of the queries and keys of all heads
     heads: HeadWeights
+    gate: HeadGate | None = None
     out: Linear
     after: Norm | None = None  # [hidden], of the result
 
@@ -326,6 +357,8 @@ def read_gqa(
                 raise reader.error(
                     "rope_scaling", f"with a {key} for each of {pairs} rotated pairs"
                 )
+        if rope.kind == "dynamic" and head_dim == 2:
+            raise reader.error("head_dim", "above 2, as a base is scaled by it")
         if rope.rotary_dim(head_dim) % 4 and rope.partial != 1:
             raise reader.error(
                 "partial_rotary_factor", f"a quarter of {head_dim}, or more"
@@ -346,6 +379,7 @@ def read_gqa(
         qk_norm_over=family.qk_norm_over,
         qk_norm_after_rope=family.qk_norm_after_rope,
         qk_norm_factors=family.qk_norm_factors,
+        qk_norm_names=family.qk_norm_names,
         qkv_bias=reader.is_set(family.qkv_bias),
         out_bias=reader.is_set(family.out_bias),
         sinks_name=family.sinks_name,
@@ -355,13 +389,20 @@ def read_gqa(
         # With one key head, that is all queries, keys, values.
         qkv_by_key_head=family.qkv_by_key_head and kv_heads > 1,
         value_norm=family.value_norm,
+        gate=family.head_gate,
+        gates_by_head=_gates_by_head(reader, family),
     )
     ropes = {
         kind: evolve(rope, interleaved=family.interleaved_rotary)
         for kind, rope in ropes.items()
     }
     windows = read_windows(reader, family)
-    layers = zip(windows, read_rotated(reader, family, windows), strict=True)
+    layers = zip(
+        windows,
+        read_rotated(reader, family, windows),
+        _heads_by_layer(reader, family, attention, len(windows)),
+        strict=True,
+    )
     chunks = family.windows == "chunked"
     window_kv_heads = kv_heads * family.window_kv_heads
     if heads % window_kv_heads:
@@ -373,6 +414,7 @@ def read_gqa(
     attentions = (
         evolve(
             attention,
+            heads=layer_heads,
             window=window,
             chunk=(window or 0) if chunks else 0,
             rope=ropes[SLIDING if window else FULL] if rotated else UNROTATED,
@@ -380,7 +422,7 @@ def read_gqa(
             sinks=family.sinks is True or (bool(family.sinks) and window is not None),
             kv_heads=kv_heads if window is None else window_kv_heads,
         )
-        for window, rotated in layers
+        for window, rotated, layer_heads in layers
     )
     has_unit_heads = reader.is_set(family.unit_heads)
     return tuple(
@@ -444,6 +486,41 @@ def _with_unit_heads(attention: GQA, eps: float) -> GQA:
     )
 
 
+def _heads_by_layer(
+    reader: ConfigReader, family: Family, attention: GQA, layers: int
+) -> list[int]:
+    """Returns the query heads of each layer."""
+    key = family.heads_by_layer
+    listed = reader.config.get(key) if key else None
+    if listed is None:
+        return [attention.heads] * layers
+    if (
+        not isinstance(listed, list)
+        or len(listed) != layers
+        or any(
+            type(heads) is not int or heads < 1 or heads % attention.kv_heads
+            for heads in listed
+        )
+    ):
+        raise reader.error(
+            key,
+            f"null or a list of num_hidden_layers = {layers} multiples of "
+            f"num_key_value_heads = {attention.kv_heads}",
+        )
+    return listed
+
+
+def _gates_by_head(reader: ConfigReader, family: Family) -> bool:
+    """Returns whether a gate is of a whole head."""
+    key = family.head_gate.granularity if family.head_gate else ""
+    if not key:
+        return False
+    granularity = reader.config.get(key)
+    if granularity not in (True, "per-head", "per-element"):
+        raise reader.error(key, "true, 'per-head' or 'per-element'")
+    return bool(granularity != "per-element")
+
+
 def empty_gqa(sizes: GQA, make: WeightMaker) -> GQAWeights:
     """Returns uninitialised weights of these sizes."""
 
@@ -476,9 +553,17 @@ def empty_gqa(sizes: GQA, make: WeightMaker) -> GQAWeights:
             norms_after_rope=sizes.qk_norm_after_rope,
             sinks=make.vector(sizes.heads, "float32") if sizes.sinks else None,
         ),
+        gate=_empty_gate(sizes, make),
         out=make.linear(sizes.out),
         after=after,
     )
+
+
+def _empty_gate(sizes: GQA, make: WeightMaker) -> HeadGate | None:
+    """Returns the uninitialised gates of these sizes, if there are any."""
+    if sizes.gate is None or sizes.gate_matrix is None:
+        return None
+    return HeadGate(make.linear(sizes.gate_matrix), sizes.gate.activation)
 
 
 def gqa_parts(
@@ -503,14 +588,16 @@ def gqa_parts(
     q_norm, k_norm = heads.q_norm, heads.k_norm
     if weights.whole_norms is not None:
         q_norm, k_norm = weights.whole_norms.query, weights.whole_norms.key
-    for name, norm, first in (
-        ("self_attn.q_norm", q_norm, sizes.first_head),
-        ("self_attn.k_norm", k_norm, sizes.first_kv_head),
+    firsts = (sizes.first_head, sizes.first_kv_head)
+    for name, norm, first in zip(
+        sizes.qk_norm_names, (q_norm, k_norm), firsts, strict=True
     ):
         if norm is not None and sizes.qk_norm:
             yield from _head_norm_parts(sizes, name, norm, first, order)
     if heads.sinks is not None:
         yield WeightPart(f"self_attn.{sizes.sinks_name}", heads.sinks)
+    if weights.gate is not None and (gate_matrix := sizes.gate_matrix):
+        yield from weight_parts(gate_matrix, weights.gate.linear, form)
     yield from weight_parts(sizes.out, weights.out, form)
     yield from bias_parts(sizes.out, weights.out)
 
@@ -593,6 +680,8 @@ def attend_gqa(
     if keep is not None:
         # Of the other tokens, only keys and values are needed.
         hidden, attended = hidden.index_select(0, keep), attended.index_select(0, keep)
+    if weights.gate is not None:
+        gate_heads(attended, hidden, weights.norm, weights.gate, step.products)
     add_product(
         hidden, attended, weights.out, step.products, step.communicator, weights.after
     )

@@ -173,12 +173,13 @@ def read_layers(
     `ModelConfigError` and `UnsupportedModelError`.
     """
     ropes, context = parse_ropes(
-        reader,
+        _with_rotated_share(reader, family.rotary_dim),
         bases=family.rope_bases,
         partial=family.partial_rotary,
         longrope=family.longrope,
         further_keys=frozenset({SCALING_BETA} if family.query_scale == "rope" else ()),
         default=family.defaults.get("rope_parameters"),
+        alpha=family.ntk_alpha,
     )
     names = family.norm_names
     attention_norms = evolve(
@@ -240,6 +241,19 @@ def _read_layer_input(
     return LayerInput(reader.size("hidden_size"), reader.size(family.layer_inputs), norms)
 
 
+def _with_rotated_share(reader: ConfigReader, key: str) -> ConfigReader:
+    """Returns a config with the share of a head's dimensions that turn, where it has
+    their number, `key`, alone. Raises `ModelConfigError`.
+    """
+    if not key or reader.is_absent(key) or "partial_rotary_factor" in reader.config:
+        return reader
+    rotary_dim, head_dim = reader.size(key), reader.size("head_dim")
+    if rotary_dim > head_dim:
+        raise reader.error(key, f"at most head_dim = {head_dim}")
+    share = {"partial_rotary_factor": rotary_dim / head_dim}
+    return ConfigReader({**reader.config, **share}, reader.source)
+
+
 def _feed_forwards(
     reader: ConfigReader, family: Family, norms: NormRule, layers: int
 ) -> list[FeedForward]:
@@ -253,11 +267,27 @@ def _feed_forwards(
     dense |= {i for i in range(layers) if (i + 1) % sparse_step}
     if keys.sparse_layers and not reader.is_absent(keys.sparse_layers):
         dense = {*range(layers)} - {*reader.ids(keys.sparse_layers)}
+    if keys.layer_range:
+        dense |= {*range(layers)} - _sparse_range(reader, layers)
     if keys.layer_types and not reader.is_absent(keys.layer_types):
         dense = _dense_layers(reader, keys.layer_types, layers)
-    sparse = read_moe(reader, family, keys, norms)
+    sparse = read_moe(reader, family, keys, norms, layers)
     plain = read_dense(reader, family, norms) if dense & {*range(layers)} else None
-    return [sparse if i not in dense or plain is None else plain for i in range(layers)]
+    return [
+        mixture if i not in dense or plain is None else plain
+        for i, mixture in enumerate(sparse)
+    ]
+
+
+def _sparse_range(reader: ConfigReader, num_layers: int) -> set[int]:
+    """Returns each `moe_layer_interval`-th layer of those from `moe_layer_start_index` to
+    `moe_layer_end_index`, where -1 is the last one. Raises `ModelConfigError`.
+    """
+    first = reader.size("moe_layer_start_index", low=0)
+    last = reader.size("moe_layer_end_index", low=-1)
+    interval = reader.size("moe_layer_interval")
+    end = num_layers if last == -1 else min(last + 1, num_layers)
+    return {i for i in range(first, end) if (i + 1) % interval == 0}
 
 
 def _dense_layers(reader: ConfigReader, key: str, num_layers: int) -> set[int]:

@@ -120,7 +120,7 @@ class MoE:
     @property
     def router_elements(self) -> int:
         """Elements of the router, and of the gate of shared experts."""
-        biases = self.experts * (self.keys.bias + self.keys.correction)
+        biases = self.experts * (self.keys.bias + bool(self.keys.correction))
         return self.hidden_size * (self.experts + self.keys.shared_gate) + biases
 
     @property
@@ -164,7 +164,7 @@ class MoE:
     def float32_elements(self) -> int:
         """Elements of weights that are in float32 whatever the activations' dtype."""
         router = self.experts * self.hidden_size * self.keys.float32
-        router += self.experts * self.keys.correction
+        router += self.experts * bool(self.keys.correction)
         norms = self.norms.float32_elements(self.hidden_size)
         if self.beside is not None:
             norms += self.beside.float32_elements
@@ -233,29 +233,51 @@ class MoEWeights:
 
 
 def read_moe(
-    reader: ConfigReader, family: Family, keys: ExpertKeys, norms: NormRule
-) -> MoE:
-    """Returns the mixture of experts of a model, from a config. Raises
+    reader: ConfigReader, family: Family, keys: ExpertKeys, norms: NormRule, layers: int
+) -> list[MoE]:
+    """Returns the mixture of experts of each layer, if it has one, from a config. Raises
     `ModelConfigError`, `UnsupportedModelError`.
     """
     hidden, inter = reader.size("hidden_size"), reader.size(keys.inter)
-    count = next((key for key in keys.count if not reader.is_absent(key)), keys.count[0])
+    count = _present_key(reader, keys.count)
+    top_k_key = _present_key(reader, keys.top_k)
+    per_layer = _top_k_by_layer(reader, keys, top_k_key, layers)
+    rules = {k: _read_rule(reader, keys, count, top_k_key, k) for k in {*per_layer}}
     beside = None
     if (names := keys.beside) is not None:
         of_dense = evolve(norms, after_name=names.dense_result)
         beside = read_dense(reader, family, of_dense)
         norms = evolve(norms, before_name=names.experts)
-    return MoE(
+    mixture = MoE(
         hidden_size=hidden,
         intermediate_size=inter,
         experts=reader.size(count),
         keys=keys,
-        rule=_read_rule(reader, keys, count),
+        rule=rules[per_layer[0]],
         activation=family.activation,
         norms=norms,
         shared=_read_shared(reader, family, keys, norms, inter),
         beside=beside,
     )
+    return [evolve(mixture, rule=rules[top_k]) for top_k in per_layer]
+
+
+def _top_k_by_layer(
+    reader: ConfigReader, keys: ExpertKeys, key: str, layers: int
+) -> list[int]:
+    """Returns of how many experts a token goes through in each layer."""
+    listed = reader.config.get(key)
+    if not keys.top_k_by_layer or not isinstance(listed, list):
+        return [reader.size(key)] * layers
+    if len(listed) != layers or any(type(top_k) is not int for top_k in listed):
+        expected = f"an integer, or a list of num_hidden_layers = {layers} integers"
+        raise reader.error(key, expected)
+    return listed
+
+
+def _present_key(reader: ConfigReader, keys: tuple[str, ...]) -> str:
+    """Returns the first of several names of a field that a config has."""
+    return next((key for key in keys if not reader.is_absent(key)), keys[0])
 
 
 def _read_shared(
@@ -279,14 +301,15 @@ def _read_shared(
     )
 
 
-def _read_rule(reader: ConfigReader, keys: ExpertKeys, count: str) -> RoutingRule:
-    """Returns how experts are chosen, `count` being the key of their number. Raises
-    `ModelConfigError` for what cannot be.
+def _read_rule(
+    reader: ConfigReader, keys: ExpertKeys, count: str, top_k_key: str, top_k: int
+) -> RoutingRule:
+    """Returns how experts are chosen, `count` and `top_k_key` being the keys of their
+    number, and of the chosen ones. Raises `ModelConfigError` for what cannot be.
     """
     experts = reader.size(count)
-    top_k = reader.size(keys.top_k)
-    if top_k > experts:
-        raise reader.error(keys.top_k, f"at most {count} = {experts}")
+    if not 1 <= top_k <= experts:
+        raise reader.error(top_k_key, f"at least 1 and at most {count} = {experts}")
     method = reader.config.get("topk_method")
     if method not in (None, "greedy", "group_limited_greedy", "noaux_tc"):
         fault = f"a router with topk_method {method!r} is not supported"
@@ -294,7 +317,7 @@ def _read_rule(reader: ConfigReader, keys: ExpertKeys, count: str) -> RoutingRul
     if (scores := reader.config.get("scoring_func")) not in (None, keys.scores):
         fault = f"a router with scoring_func {scores!r} is not supported for this model"
         raise reader.refusal(f"{fault}; {keys.scores!r} is")
-    grouped = method != "greedy" and not reader.is_absent("n_group")
+    grouped = keys.groups and method != "greedy" and not reader.is_absent("n_group")
     groups = reader.size("n_group") if grouped else 1
     kept_groups = reader.size("topk_group", 1) if grouped else 1
     if experts % groups:
@@ -311,11 +334,18 @@ def _read_rule(reader: ConfigReader, keys: ExpertKeys, count: str) -> RoutingRul
         scores=keys.scores,
         by_logits=keys.weighs_inputs,
         normalise=reader.is_set(keys.normalise),
-        scaling=reader.positive("routed_scaling_factor", 1.0),
+        min_sum=reader.positive(keys.min_sum) if keys.min_sum else 0.0,
+        logit_cap=_logit_cap(reader, keys.logit_cap),
+        scaling=reader.positive(keys.scaling, 1.0) if keys.scaling else 1.0,
         groups=groups,
         kept_groups=kept_groups,
         ranked_by="best_two" if keys.correction or keys.best_two else "best",
     )
+
+
+def _logit_cap(reader: ConfigReader, key: str) -> float:
+    """Returns the cap of the router's logits; 0: there is none."""
+    return reader.positive(key) if key and reader.config.get(key) else 0.0
 
 
 def empty_moe(sizes: MoE, make: WeightMaker) -> MoEWeights:
@@ -375,7 +405,10 @@ def moe_parts(
     if router.bias is not None:
         yield WeightPart(f"{keys.router}.bias", router.bias)
     if router.correction is not None:
-        yield WeightPart(f"{keys.router}.e_score_correction_bias", router.correction)
+        correction = router.correction
+        yield WeightPart(
+            keys.correction, correction[None] if keys.correction_rows else correction
+        )
     is_stacked = keys.stacked if form.stacked is None else form.stacked
     if sizes.beside is not None and weights.beside is not None:
         yield from _beside_parts(sizes, sizes.beside, weights, weights.beside, form)

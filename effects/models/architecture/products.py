@@ -19,6 +19,7 @@ from minfer.kernels.leaves import (
     ChosenExperts,
     ExpertRouter,
     Experts,
+    HeadGate,
     Linear,
     Norm,
     WholeNorms,
@@ -135,6 +136,21 @@ def norm_heads(
     if not communicator.rank_info.has_whole_matrices:
         squares = communicator.sum(kernels.square_sums(qkv, norms))
     kernels.norm_heads(qkv, norms, squares, communicator.rank_info.parallel.tensor)
+
+
+def gate_heads(
+    attended: "Tensor",
+    hidden: "Tensor",
+    norm: Norm | None,
+    gate: HeadGate,
+    context: ProductContext,
+) -> None:
+    """Multiply what attention returned for the residual stream `hidden` with its gates,
+    in place.
+    """
+    gates = norm_linear(hidden, norm, gate.linear, context)
+    module = _module("head_gates" if context.on_gpu else "plain")
+    module.gate_heads(attended, gates, gate.activation)
 
 
 def route(x: "Tensor", router: ExpertRouter, context: ProductContext) -> ChosenExperts:

@@ -7,10 +7,11 @@ frequencies, by `factor`, and keep the high ones: `linear` (Chen et al. 2023) re
 and `fast` times within the original context, llama3 by the number of turns, yarn by the
 index of the frequency. `longrope` (Ding et al. 2024) divides each frequency by a factor
 of its own, and has other factors for contexts longer than the original one; which of the
-two sets the whole engine has follows from its context. `proportional` (Gemma 4) turns a
-share of the pairs, the fast ones, by the frequencies that they have among all. Layers
-without rotation have a rope of type `none`, whose angles are all 0, so that the same
-kernels serve them.
+two sets the whole engine has follows from its context. `dynamic` with a fixed alpha
+(Hunyuan) multiplies the base, which divides the lowest frequency by alpha, and keeps the
+highest one. `proportional` (Gemma 4) turns a share of the pairs, the fast ones, by the
+frequencies that they have among all. Layers without rotation have a rope of type `none`,
+whose angles are all 0, so that the same kernels serve them.
 """
 
 import math
@@ -37,6 +38,10 @@ _YARN: Final = frozenset(
 KEYS_OF: Final[Mapping[str, frozenset[str]]] = {
     "default": frozenset(),
     "linear": frozenset({"factor"}),
+    # All but alpha are in published configs, and nobody reads them beside it.
+    "dynamic": frozenset(
+        {"alpha", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
+    ),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
     "yarn": _YARN,
     "longrope": frozenset({"factor", "attention_factor", "short_factor", "long_factor"}),
@@ -115,6 +120,7 @@ def parse_ropes(
     longrope: bool = False,
     further_keys: frozenset[str] = frozenset(),
     default: Mapping[str, Any] | None = None,
+    alpha: bool = False,
 ) -> tuple[dict[str, Rope], int]:
     """Returns the rope of each kind of layers, and the context in tokens.
 
@@ -125,7 +131,11 @@ def parse_ropes(
     """
     if bases is None:
         rope, context = parse_rope(
-            reader, partial=partial, longrope=longrope, further_keys=further_keys
+            reader,
+            partial=partial,
+            longrope=longrope,
+            further_keys=further_keys,
+            alpha=alpha,
         )
         return dict.fromkeys(KINDS, rope), context
     tables = _by_kind(reader, "rope_parameters") or default or {}
@@ -145,8 +155,10 @@ def parse_ropes(
         theta = next(value for value in found if value is not None)
         kind_config = {**reader.config, "rope_scaling": None}
         kind_config["rope_parameters"] = {**table, "rope_theta": theta}
-        kind_reader = ConfigReader(kind_config, f"{reader.source}: {kind}")
-        ropes[kind] = parse_rope(kind_reader, partial=partial)[0]
+        if bases.own_shares:
+            kind_config["partial_rotary_factor"] = None
+        of_kind = ConfigReader(kind_config, f"{reader.source}: {kind}")
+        ropes[kind] = parse_rope(of_kind, partial=partial)[0]
     return ropes, reader.size("max_position_embeddings")
 
 
@@ -175,10 +187,12 @@ def parse_rope(
     partial: bool = False,
     longrope: bool = False,
     further_keys: frozenset[str] = frozenset(),
+    alpha: bool = False,
 ) -> tuple[Rope, int]:
     """Returns the rope of a whole config, and the resulting context in tokens. `partial`:
     a part of a head's dimensions may turn. `longrope`: that is the only scaling, whatever
-    its name. `further_keys` are as in `parse_ropes`.
+    its name. `further_keys` are as in `parse_ropes`. `alpha`: type dynamic may have a
+    fixed one.
 
     Both forms are read: `rope_parameters` (transformers 5), and `rope_scaling`, which has
     priority as it does there. The context is vLLM's: yarn scales
@@ -206,6 +220,8 @@ def parse_rope(
         return Rope(kind, theta, factor, partial=share), int(factor * context)
     if kind == "proportional":
         return Rope(kind, theta, rope.positive("factor", 1.0), partial=share), context
+    if kind == "dynamic" and alpha and rope.config.get("alpha"):
+        return Rope(kind, theta, rope.positive("alpha"), partial=share), context
     if kind == "llama3":
         return evolve(_llama3(rope, theta, original), partial=share), context
     if kind == "longrope" and longrope:
@@ -381,6 +397,9 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> "Tensor":
         rotary_dim = rope.rotary_dim(head_dim)
         frequencies = inverse_frequencies(evolve(rope, partial=1.0), rotary_dim)
         return torch.nn.functional.pad(frequencies, (0, (head_dim - rotary_dim) // 2))
+    if rope.kind == "dynamic":
+        theta = rope.theta * rope.factor ** (head_dim / (head_dim - 2))
+        return inverse_frequencies(Rope(theta=theta), head_dim)
     periods = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     if rope.kind == "longrope":
         factors = rope.long_factors if rope.is_long else rope.short_factors

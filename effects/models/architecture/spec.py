@@ -60,6 +60,7 @@ class ModelSpec:
     logit_cap: float | None = None  # then they are cap * tanh(logit / cap)
     input_table: InputTable | None = None  # what makes the inputs of layers
     tie_word_embeddings: bool = False
+    head_bias: bool = False  # of the output head, tied or not
     initializer_range: float = 0.02
     # How names of a checkpoint's tensors begin that are not of this model: other parts of
     # a multimodal one, layers that predict further tokens.

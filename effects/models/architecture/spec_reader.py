@@ -27,6 +27,7 @@ from minfer.effects.models.families.family import Family
 from minfer.effects.models.families.multimodal import MULTIMODAL
 from minfer.effects.models.families.table import (
     BY_MODEL_TYPE,
+    CLASS_ALIASES,
     FAMILIES,
     MODEL_TYPE_ALIASES,
 )
@@ -93,6 +94,7 @@ def parse_spec(
         logit_cap=reader.optional_positive(family.logit_cap),
         input_table=_read_input_table(reader, family, norms),
         tie_word_embeddings=reader.flag("tie_word_embeddings"),
+        head_bias=reader.is_set(family.head_bias),
         initializer_range=reader.positive("initializer_range", 0.02),
         skipped_prefixes=(
             *half.other_parts,
@@ -192,7 +194,7 @@ def _further_layers(reader: ConfigReader, layers: int) -> list[str]:
     """Returns how tensors of layers begin that predict further tokens: they stand behind
     the model's own.
     """
-    keys = ("num_nextn_predict_layers", "num_mtp_layers")
+    keys = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
     num_further = max(reader.size(key, 0, low=0) for key in keys)
     return [
         prefix
@@ -210,7 +212,8 @@ def _family(reader: ConfigReader) -> Family:
     names = read_architectures(reader)
     kind = reader.config.get("model_type")
     kind = MODEL_TYPE_ALIASES.get(kind, kind) if isinstance(kind, str) else kind
-    families = [FAMILIES[name] for name in names if name in FAMILIES]
+    known = {**FAMILIES, **CLASS_ALIASES}
+    families = [known[name] for name in names if name in known]
     family = (
         BY_MODEL_TYPE.get(kind) if isinstance(kind, str) else next(iter(families), None)
     )

@@ -67,7 +67,7 @@ def empty_weights(spec: ModelSpec, dtype: str, device: str = "cpu") -> Weights:
     embed = head = make.matrix(spec.embed_rows, spec.hidden_size)
     if not spec.tie_word_embeddings:
         head = make.matrix(spec.head_rows, spec.hidden_size)
-    bias = make.vector(spec.head_rows) if spec.family.head_bias else None
+    bias = make.vector(len(head)) if spec.head_bias and spec.head_rows else None
     lm_head = Linear(weight=head, bias=bias, parts=(len(head),))
     table = spec.input_table
     inputs = None if table is None else empty_input_table(table, make)
@@ -90,7 +90,7 @@ def checkpoint_parts(
     yield from norm_parts("model.norm", weights.norm, spec.norms)
     if spec.head_rows and not spec.tie_word_embeddings:
         yield WeightPart(LM_HEAD, weights.lm_head.weight)
-    if spec.head_rows and weights.lm_head.bias is not None:
+    if weights.lm_head.bias is not None:
         yield WeightPart(HEAD_BIAS, weights.lm_head.bias)
 
 

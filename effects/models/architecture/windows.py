@@ -76,7 +76,7 @@ def _is_listed(reader: ConfigReader, layer: int) -> bool:
 
 def _slides(reader: ConfigReader, family: Family, layer: int) -> bool:
     """Returns whether a layer has the window, if there is one."""
-    if family.windows == "upper":
+    if family.windows in ("upper", "above"):
         return layer >= reader.size("max_window_layers", low=0)
     if family.windows == "lower":
         return layer % 2 == 0 and layer < reader.size("max_window_layers", low=0)
@@ -88,7 +88,7 @@ def _slides(reader: ConfigReader, family: Family, layer: int) -> bool:
         return _is_listed(reader, layer)
     if family.windows == "unrotated":
         return not _is_listed(reader, layer)
-    return True
+    return family.windows != "listed"
 
 
 def _window(reader: ConfigReader, family: Family) -> int | None:
@@ -105,6 +105,6 @@ def _window(reader: ConfigReader, family: Family) -> int | None:
         used or reader.is_absent("use_sliding_window")
     ):
         raise reader.refusal(f"sliding_window is not known to {family.architecture}")
-    if used or family.windows in ("every", "uniform", "pattern"):
+    if used or family.windows in ("every", "uniform", "pattern", "above", "listed"):
         return reader.size("sliding_window", low=2)
     return None

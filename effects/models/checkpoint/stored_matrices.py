@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from attrs import evolve
 
+from minfer.effects.models.architecture.gqa import GQA
 from minfer.effects.models.architecture.linear import LinearSizes, WeightMaker
 from minfer.effects.models.architecture.quantization import Quantization
 from minfer.effects.models.architecture.spec import ModelSpec, layer_prefix
@@ -107,16 +108,18 @@ def _with_outliers(spec: ModelSpec, folder: Path) -> Iterator[str]:
     """Yields the matrices that read norms with outliers."""
     matrices_by_norm: dict[str, tuple[LinearSizes, ...]] = {}
     for i, layer in enumerate(spec.layers):
+        attention = list(layer.attention.matrices[:1])
+        if isinstance(layer.attention, GQA) and layer.attention.gate_matrix:
+            attention.append(layer.attention.gate_matrix)
         readers = [
             matrix
             for matrix in layer.feed_forward.matrices
             if matrix.shard is Shard.COLUMN
         ]
-        attention = layer.attention.matrices[:1]
         if layer.parallel and not layer.feed_forward.norms.before:
-            attention += tuple(readers)  # they read the same norm
+            attention += readers  # they read the same norm
         for norms, matrices in (
-            (layer.attention.norms, attention),
+            (layer.attention.norms, tuple(attention)),
             (layer.feed_forward.norms, tuple(readers)),
         ):
             if norms.before:

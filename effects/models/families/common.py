@@ -11,7 +11,8 @@ SIGMOID: Final = ExpertKeys(
     shared_count="n_shared_experts",
     first_dense="first_k_dense_replace",
     scores="sigmoid",
-    correction=True,
+    correction="mlp.gate.e_score_correction_bias",
+    groups=True,
     float32=True,
 )
 MLA: Final = {

@@ -10,6 +10,7 @@ _DEEPSEEK: Final = ExpertKeys(
     shared_count="n_shared_experts",
     first_dense="first_k_dense_replace",
     normalise=False,
+    groups=True,
     float32=True,
 )
 ROWS: Final = (

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from attrs import frozen
 
 from minfer.effects.models.parts import Renaming
-from minfer.kernels.leaves import Activation
+from minfer.kernels.leaves import Activation, GateActivation
 
 QkNormFactors = Literal["shared", "stacked", "listed"]
 
@@ -35,10 +35,20 @@ class ExpertKeys:
 
     count: tuple[str, ...]  # keys of the number of experts, the first that is there
     inter: str = "moe_intermediate_size"  # of an expert's width
+    # And of how many experts a token goes through.
+    top_k: tuple[str, ...] = ("num_experts_per_tok",)
+    top_k_by_layer: bool = False  # which may be a list, of a number for each layer
     scores: Literal["softmax", "sigmoid"] = "softmax"
     # Whether weights sum to 1, or the key of a flag that says so.
     normalise: bool | str = "norm_topk_prob"
-    correction: bool = False  # scores are corrected before experts are chosen
+    # The tensor of a layer that corrects scores before experts are chosen; empty: they
+    # are not corrected.
+    correction: str = ""
+    correction_rows: bool = False  # it is [1, experts] there
+    min_sum: str = ""  # the key of the least sum that weights are divided by
+    logit_cap: str = ""  # the key of a cap of the router's logits
+    groups: bool = False  # n_group and topk_group limit the choice
+    scaling: str = "routed_scaling_factor"  # the key of a factor of weights
     float32: bool = False  # the router's logits are computed in float32
     shared: str = ""  # the key of the width of shared experts
     shared_count: str = ""  # or of their number, each as wide as an expert
@@ -49,6 +59,9 @@ class ExpertKeys:
     sparse_step: str = "decoder_sparse_step"
     sparse_layers: str = ""
     weighs_inputs: bool = False  # weights multiply what experts get (Llama 4)
+    # moe_layer_start_index, moe_layer_end_index and moe_layer_interval say which layers
+    # are sparse (Ernie).
+    layer_range: bool = False
     bias: bool = False  # router and experts have biases
     router: str = "mlp.gate"  # tensors in a layer of a checkpoint
     experts: str = "mlp.experts"
@@ -65,7 +78,6 @@ class ExpertKeys:
     # Groups of experts are ranked by their best two scores; with a correction they always
     # are.
     best_two: bool = False
-    top_k: str = "num_experts_per_tok"  # the key of the number of a token's experts
     enabled: str = ""  # the flag without which all layers are dense
     beside: "NormsBeside | None" = None  # experts are beside a dense feed-forward
     # Stacked tensors are [experts, in, out] in some checkpoints, as their shapes show.
@@ -91,6 +103,7 @@ class RopeBases:
     full: float
     sliding: float
     sliding_key: str = ""  # of the latter in a config
+    own_shares: bool = False  # and shares of dimensions that turn (Laguna)
 
 
 @frozen(kw_only=True)
@@ -115,6 +128,17 @@ class FullHeads:
 
 
 @frozen
+class HeadGateKeys:
+    """Gates of what attention returns."""
+
+    name: str  # of the matrix in a layer of a checkpoint
+    activation: GateActivation
+    # The key of whether there is one of each head (true, "per-head") or of each of its
+    # dimensions ("per-element"); empty: of each dimension.
+    granularity: str = ""
+
+
+@frozen
 class Family:
     """One row of the family table; see `layers.py` for the types of its layers."""
 
@@ -126,8 +150,10 @@ class Family:
     # `max_window_layers` on, in each second of the others, or (`pattern`) in all but each
     # `sliding_window_pattern`-th one, or (`unrotated`) in those whose heads are not
     # rotated; or (`chunked`) none, but those whose heads are rotated attend within chunks
-    # of `attention_chunk_size` positions. `layer_types` has priority, but for `uniform`:
-    # in every layer, and layers of several types are refused.
+    # of `attention_chunk_size` positions, or (`above`) from `max_window_layers` on,
+    # whatever a flag says, or (`listed`) only where `layer_types` says so. `layer_types`
+    # has priority, but for `uniform`: in every layer, and layers of several types are
+    # refused.
     windows: Literal[
         "none",
         "every",
@@ -138,11 +164,14 @@ class Family:
         "pattern",
         "unrotated",
         "chunked",
+        "above",
+        "listed",
     ] = "none"
     # Whether queries, keys and values have biases, or the key of a flag that says so.
     qkv_bias: bool | str = False
     out_bias: bool | str = ""  # the flag of a bias of the product after attention
     mlp_bias: bool | str = ""  # and of dense feed-forwards
+    head_bias: bool | str = ""  # and of the output head
     # Each query and key head is normalised before it is rotated; or a flag that says so.
     qk_norm: bool | str = False
     # Or all heads together; or after the rotation.
@@ -153,6 +182,7 @@ class Family:
     qk_norm_factors: QkNormFactors = "shared"
     # The flag of a norm of rotated heads without factors, after the rotation (Llama 4).
     unit_heads: str = ""
+    qk_norm_names: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
     attention: Literal["gqa", "mla"] = "gqa"
     experts: ExpertKeys | None = None  # None: all layers are dense
     # The key of the width of dense feed-forwards, and how the names of tensors of
@@ -209,9 +239,13 @@ class Family:
     # Where factors of queries by position stand: in the object about rotation (Mistral),
     # or in the config, of layers that are not rotated (Llama 4).
     query_scale: Literal["none", "rope", "unrotated"] = "none"
+    heads_by_layer: str = ""  # the key of a list of the query heads of each layer
+    head_gate: HeadGateKeys | None = None
     # Layers with and without windows have ropes of their own.
     rope_bases: RopeBases | None = None
     partial_rotary: bool = False  # a part of a head's dimensions may turn
+    rotary_dim: str = ""  # the key of their number, where no share is given
+    ntk_alpha: bool = False  # rotation of type dynamic may have a fixed alpha (Hunyuan)
     longrope: bool = False  # the only scaling of ropes, whatever its name (Phi-3)
     # The layers whose heads are rotated: all, those with a window, or those that
     # `no_rope_layers` lists with 1 (default: all but each `no_rope_layer_interval`-th).
@@ -223,7 +257,6 @@ class Family:
     stored_qkv: str = ""
     stored_gate_up: str = ""
     qkv_by_key_head: bool = False
-    head_bias: bool = False  # the output head has a bias
     eos_ids: tuple[int, ...] = ()  # where a config has none, or null
     # Positions may have three sections, of images and video (M-RoPE of Qwen-VL, GLM-V):
     # those of text are equal, so that they are positions.
@@ -232,3 +265,4 @@ class Family:
     # The family's own names of config values, and those of most families.
     aliases: Mapping[str, str] = MappingProxyType({})
     variants: tuple[Variant, ...] = ()  # all that hold, one after the other
+    class_aliases: tuple[str, ...] = ()  # other names of the architecture in configs

@@ -96,6 +96,7 @@ ROWS: Final = (
             first_dense="first_k_dense_replace",
             stacked=True,
             best_two=True,
+            groups=True,
         ),
     ),
 )

@@ -6,13 +6,18 @@ from typing import Final
 from minfer.effects.models.families import (
     cohere,
     deepseek,
+    dots,
+    ernie,
     falcon,
     gemma,
     glm,
     gpt_oss,
     granite,
+    hunyuan,
+    laguna,
     llama,
     mimo,
+    minimax,
     mistral,
     olmo,
     phi,
@@ -21,6 +26,7 @@ from minfer.effects.models.families import (
     smollm,
     stablelm,
     starcoder,
+    upstage,
 )
 from minfer.effects.models.families.family import Family
 
@@ -31,7 +37,13 @@ _ROWS: Final = (
     *mimo.ROWS,
     *glm.ROWS,
     *deepseek.ROWS,
+    *ernie.ROWS,
+    *dots.ROWS,
+    *upstage.ROWS,
     *gpt_oss.ROWS,
+    *hunyuan.ROWS,
+    *minimax.ROWS,
+    *laguna.ROWS,
     *gemma.ROWS,
     *granite.ROWS,
     *smollm.ROWS,
@@ -46,4 +58,7 @@ _ROWS: Final = (
 # Other names of a `model_type`: Kimi K2 is DeepSeek-V3 with other sizes.
 MODEL_TYPE_ALIASES: Final[Mapping[str, str]] = {"kimi_k2": "deepseek_v3"}
 FAMILIES: Final[Mapping[str, Family]] = {row.architecture: row for row in _ROWS}
+CLASS_ALIASES: Final[Mapping[str, Family]] = {
+    name: row for row in _ROWS for name in row.class_aliases
+}
 BY_MODEL_TYPE: Final[Mapping[str, Family]] = {row.model_type: row for row in _ROWS}

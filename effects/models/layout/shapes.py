@@ -34,7 +34,7 @@ def parameter_count(spec: ModelSpec) -> int:
     if spec.parameters:
         return spec.parameters
     rows = spec.embed_rows + (0 if spec.tie_word_embeddings else spec.head_rows)
-    embeddings = rows * spec.hidden_size + spec.head_rows * spec.family.head_bias
+    embeddings = rows * spec.hidden_size + spec.head_rows * spec.head_bias
     norm = spec.hidden_size * (1 + spec.norms.bias)
     if spec.input_table is not None:
         embeddings += spec.input_table.parameters

@@ -31,6 +31,7 @@ from minfer.effects.models.architecture import products
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.checkpoint.random_weights import random_weights
+from minfer.effects.models.families.family import HeadGateKeys
 from minfer.effects.models.layout.shapes import captured_tokens
 from minfer.effects.models.ranks import (
     SINGLE_RANK,
@@ -39,7 +40,7 @@ from minfer.effects.models.ranks import (
     RankInfo,
     SingleRank,
 )
-from minfer.kernels import fused_linear, heads_norm
+from minfer.kernels import fused_linear, head_gates, heads_norm
 from minfer.kernels.compiling import compile_launches
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Submit
@@ -71,7 +72,11 @@ PARALLEL: Final = {
 HOPPER: Final = (9, 0)
 # What multiplies and normalises on a GPU.
 PRODUCTS: Final = SimpleNamespace(
-    **{**vars(fused_linear), "norm_heads": heads_norm.norm_heads}
+    **{
+        **vars(fused_linear),
+        "norm_heads": heads_norm.norm_heads,
+        "gate_heads": head_gates.gate_heads,
+    }
 )
 MIN_EXPAND_TOKENS: Final = 64  # and MIN_DEQUANTIZE_TOKENS: as no prompt here is long
 
@@ -141,6 +146,11 @@ CASES: Final = {
     "windows": Case(with_windows(BASE, None, 40), capability=(8, 0)),
     "norms": Case(with_attention(BASE, qk_norm=True, heads=6, kv_heads=1)),
     "norms of all heads": Case(with_attention(BASE, qk_norm=True, qk_norm_over="all")),
+    "gates": Case(
+        with_attention(
+            BASE, gate=HeadGateKeys("self_attn.g_proj", "softplus"), gates_by_head=True
+        )
+    ),
     "scaled logits": Case(evolve(BASE, logit_scale=0.5)),
     "latents": Case(LATENTS, captured=128),
     "no gate": Case(PARALLEL["Falcon"], captured=128),

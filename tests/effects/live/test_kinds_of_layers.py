@@ -32,6 +32,9 @@ KINDS: Final = {
     "matrices stored as one": ("Phi3", "partial"),
     "parallel and windows": ("Cohere2", "windows alternate"),
     "layer norms of heads": ("StableLm", "all"),
+    "gates, heads by layer": ("Laguna", "windows, heads by layer"),
+    "norms after rotation": ("HunYuanMoEV1", "tied, by layer"),
+    "interleaved rotation": ("Ernie4_5_Moe", "biases, tied"),
 }
 # 20 blocks; a sequence needs up to 12.
 TIGHT: Final = {"num_gpu_blocks_override": 20}

@@ -50,6 +50,11 @@ QUANTIZED = [
     ("Qwen3-30B-A3B", {"quant_method": "gptq", "bits": 4}, "int4-g128"),
 ]
 ALTERNATING = ("full_attention", "sliding_attention", "full_attention")
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0}
+LAGUNA = ("Laguna", "full")
+MINIMAX = ("MiniMaxM2", "all turn")
+HUNYUAN = ("HunYuanMoEV1", "experts")
+ERNIE = ("Ernie4_5_Moe", "experts")
 MLA_GROUPS = ("DeepseekV3", "groups")
 FALCON = ("Falcon", "two norms")
 # A config of VARIANTS, what is changed in it, and words of the refusal.
@@ -189,6 +194,40 @@ VALUES: list[tuple[tuple[str, str], dict[str, Any], list[str]]] = [
         {"partial_rotary_factor": 0.5},
         ["partial_rotary_factor 0.5"],
     ),
+    (LAGUNA, {"gating": False}, ["gating", "'per-head' or 'per-element'"]),
+    (LAGUNA, {"gating": "per-layer"}, ["gating", "'per-head' or 'per-element'"]),
+    (
+        LAGUNA,
+        {"num_attention_heads_per_layer": [4, 4]},
+        ["num_attention_heads_per_layer", "num_hidden_layers = 3 multiples"],
+    ),
+    (
+        LAGUNA,
+        {"num_attention_heads_per_layer": [4, 3, 4]},
+        ["num_attention_heads_per_layer", "num_key_value_heads = 2"],
+    ),
+    (LAGUNA, {"moe_router_logit_softcapping": -1.0}, ["moe_router_logit_softcapping"]),
+    (LAGUNA, {"moe_apply_router_weight_on_input": True}, ["moe_apply_router_weight"]),
+    (LAGUNA, {"rope_scaling": {"rope_type": "linear"}}, ["rope_scaling", "None is"]),
+    (LAGUNA, {"mlp_layer_types": ["dense"]}, ["mlp_layer_types", "= 3"]),
+    (MINIMAX, {"rotary_dim": 17}, ["rotary_dim", "at most head_dim = 16"]),
+    (MINIMAX, {"rotary_dim": 6}, ["partial_rotary_factor", "a quarter of 16"]),
+    (MINIMAX, {"scoring_func": "softmax"}, ["scoring_func", "'sigmoid' is"]),
+    (ERNIE, {"moe_k": 9}, ["moe_k", "at most moe_num_experts = 8"]),
+    (HUNYUAN, {"moe_topk": [1, 2]}, ["moe_topk", "num_hidden_layers = 3 integers"]),
+    (HUNYUAN, {"moe_topk": [1, 0, 2]}, ["moe_topk", "at least 1"]),
+    (HUNYUAN, {"moe_topk": [1, 7, 2]}, ["moe_topk", "at most num_experts = 6"]),
+    (HUNYUAN, {"num_experts": [6, 6, 6]}, ["num_experts", "an integer"]),
+    (HUNYUAN, {"use_cla": True}, ["use_cla True", "False is"]),
+    (HUNYUAN, {"rope_parameters": DYNAMIC | {"alpha": -1.0}}, ["alpha", "positive"]),
+    (HUNYUAN, {"rope_parameters": DYNAMIC | {"alpha": 2, "beta": 1}}, ["beta", "alpha"]),
+    (HUNYUAN, {"rope_parameters": DYNAMIC}, ["'dynamic'", "linear, llama3 and yarn"]),
+    (("Llama", "plain"), {"rope_parameters": DYNAMIC | {"alpha": 2.0}}, ["'dynamic'"]),
+    (ERNIE, {"moe_layer_start_index": [1, 2]}, ["moe_layer_start_index", "an integer"]),
+    (ERNIE, {"moe_layer_end_index": -2}, ["moe_layer_end_index", "at least -1"]),
+    (ERNIE, {"moe_layer_interval": 0}, ["moe_layer_interval", "at least 1"]),
+    (ERNIE, {"moe_norm_min": 0}, ["moe_norm_min", "a positive number"]),
+    (ERNIE, {"use_bias": 1}, ["use_bias", "true or false"]),
 ]
 
 

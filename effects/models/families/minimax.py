@@ -1,0 +1,39 @@
+"""Rows of the family table: MiniMax M2."""
+
+from typing import Final
+
+from minfer.effects.models.families.family import ExpertKeys, Family
+from minfer.effects.models.parts import Renaming
+
+ROWS: Final = (
+    Family(
+        "MiniMaxM2ForCausalLM",
+        "minimax_m2",
+        {
+            "max_position_embeddings": 196608,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rope_theta": 5e6,
+            "eos_token_id": 200020,
+            "num_experts_per_tok": 8,
+            "num_local_experts": 256,
+        },
+        qk_norm=True,
+        qk_norm_over="all",
+        partial_rotary=True,
+        rotary_dim="rotary_dim",
+        experts=ExpertKeys(
+            count=("num_experts", "num_local_experts"),
+            inter="intermediate_size",
+            scores="sigmoid",
+            normalise=True,
+            correction="block_sparse_moe.e_score_correction_bias",
+            scaling="",
+            float32=True,
+            router="block_sparse_moe.gate",
+            experts="block_sparse_moe.experts",
+            matrices=("w1", "w3", "w2"),
+        ),
+        renamings=(Renaming(r"\.mlp\.", ".block_sparse_moe."),),  # of transformers 5
+    ),
+)
