@@ -88,6 +88,36 @@ SHAPES["gemma"] = {  # Gemma 3 4B
     "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     "vocab_size": 262_208,
 }
+SHAPES["gemma2"] = {  # Gemma 2 9B
+    "architectures": ["Gemma2ForCausalLM"],
+    "model_type": "gemma2",
+    "hidden_size": 3584,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 42,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 256,
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "vocab_size": 256_000,
+}
+SHAPES["phi4"] = {  # Phi-4 (14B)
+    "architectures": ["Phi3ForCausalLM"],
+    "model_type": "phi3",
+    "hidden_size": 5120,
+    "intermediate_size": 17920,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 10,
+    "rope_theta": 250_000.0,
+    "original_max_position_embeddings": 16384,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+    "vocab_size": 100_352,
+}
 SHAPES["gpt-oss"] = {  # gpt-oss-20b, in bf16
     "architectures": ["GptOssForCausalLM"],
     "model_type": "gpt_oss",
