@@ -753,15 +753,19 @@ def save(folder: str, family: str, config: Mapping[str, Any]) -> Any:
     torch.manual_seed(0)
     config_of_family = class_of(family)(**deepcopy(config))
     model = getattr(transformers, f"{family}ForCausalLM")(config_of_family).eval()
-    # Made as zeros and ones, which would hide mistakes. Gemma's factors are less 1.
-    norms_near_one = family not in ("Gemma2", "Gemma3")
+    # Gemma's factors are less 1.
+    randomise(model, norms_near_one=family not in ("Gemma2", "Gemma3"))
+    model.save_pretrained(folder)
+    return model
+
+
+def randomise(model: Any, *, norms_near_one: bool) -> None:
+    """Change what is made as zeros and ones, which would hide mistakes."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         factors = "layer_scalar", "router.scale", "per_expert_scale"
         near_one = (norms_near_one and "norm" in name) or name.endswith(factors)
         if near_one or any(kind in name for kind in ("bias", "norm", "sinks")):
             torch.nn.init.normal_(tensor, float(near_one), 0.3)
-    model.save_pretrained(folder)
-    return model
 
 
 def class_of(family: str) -> Any:

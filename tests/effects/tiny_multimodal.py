@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.effects.tiny_families import SIZES, VARIANTS, WINDOW
+from tests.effects.tiny_families import SIZES, VARIANTS, WINDOW, class_of, randomise
 
 Config = dict[str, Any]
 
@@ -30,6 +30,13 @@ _KIMI: Final = {
     "pos_emb_height": 2,
     "pos_emb_width": 2,
 }
+_AUDIO: Final = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "subsampling_conv_channels": [4, 4],
+    "output_proj_dims": 16,
+}
 # Of each class: the config of its tower, and the other fields that its parts need.
 _TOWERS: Final[dict[str, tuple[Config, Config]]] = {
     "Gemma3": (_CLIP | {"model_type": "siglip_vision_model"}, {"mm_tokens_per_image": 4}),
@@ -47,6 +54,19 @@ _TOWERS: Final[dict[str, tuple[Config, Config]]] = {
     ),
     "Glm4vMoe": (_QWEN | _PROJECTED | {"intermediate_size": 16, "image_size": 8}, {}),
     "Mistral3": (_CLIP | {"model_type": "pixtral", "head_dim": 8}, {}),
+    "Llama4": (
+        _CLIP
+        | {
+            "vision_output_dim": 16,
+            "projector_input_dim": 16,
+            "projector_output_dim": 16,
+        },
+        {},
+    ),
+    "Gemma4": (
+        _CLIP | {"head_dim": 8, "num_key_value_heads": 2, "position_embedding_size": 4},
+        {"audio_config": _AUDIO},
+    ),
     "Kimi_K25": (_KIMI, {"projection_hidden_size": 16}),
     "InternVL": (
         _CLIP
@@ -132,16 +152,16 @@ _GLM: Final = {
 
 def _texts(family: str, *names: str) -> dict[str, Config]:
     """Variants of a family, as a text half."""
-    kind = transformers.CONFIG_MAPPING[_model_type(family)].model_type
+    kind = str(class_of(family).model_type)
     return {
         f"{kind} {name}": _NO_DIM | VARIANTS[family, name] | {"model_type": kind}
         for name in names
     }
 
 
-def _model_type(family: str) -> str:
-    config: Any = getattr(transformers, f"{family}Config")
-    return str(config.model_type)
+def _all_texts(family: str) -> dict[str, Config]:
+    """All variants of a family, as a text half."""
+    return _texts(family, *(name for of, name in VARIANTS if of == family))
 
 
 _ANY: Final = {
@@ -186,7 +206,13 @@ HALVES: Final[Mapping[str, Mapping[str, Config]]] = {
         },
         "mixture": _GLM | {"model_type": "glm4v_moe_text"},
     },
-    "Mistral3": _texts("Mistral", "plain", "tied", "window", "rope yarn"),
+    "Mistral3": {
+        **_texts("Mistral", "plain", "tied", "window", "rope yarn"),
+        **_all_texts("Ministral3"),
+        **_all_texts("Mistral4"),
+    },
+    "Llama4": _all_texts("Llama4"),
+    "Gemma4": _all_texts("Gemma4"),
     "Kimi_K25": {
         **_texts("DeepseekV3", "groups", "yarn", "halves"),
         **{
@@ -216,6 +242,8 @@ _LLAVA: Final = (
     (r"^lm_head\.", "language_model.lm_head."),
     (r"^model\.", ""),
 )
+# Classes whose published checkpoints have the experts of a layer in one tensor.
+_STACKED: Final = ("Mistral3", "Llama4", "Gemma4")
 # How published checkpoints call what the classes of transformers call otherwise.
 PUBLISHED_NAMES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     **dict.fromkeys(
@@ -253,10 +281,7 @@ def save_multimodal(
     torch.manual_seed(0)
     model_class: Any = getattr(transformers, f"{name}ForConditionalGeneration")
     model = model_class(hf_config(name, variant, **changes)).eval()
-    norms_near_one = name != "Gemma3"
-    for key, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if any(kind in key for kind in ("bias", "norm", "sinks")):
-            torch.nn.init.normal_(tensor, float(norms_near_one and "norm" in key), 0.3)
+    randomise(model, norms_near_one=name != "Gemma3")
     model.save_pretrained(folder, save_original_format=False)
     if published:
         file = folder / "model.safetensors"
@@ -276,7 +301,7 @@ def _as_published(name: str, key: str, tensor: Tensor) -> Iterator[tuple[str, Te
     for pattern, replacement in PUBLISHED_NAMES.get(name, ()):
         key = re.sub(pattern, replacement, key)
     stem, _, matrix = key.rpartition(".")
-    if not stem.endswith(".experts"):
+    if not stem.endswith(".experts") or name in _STACKED:
         yield key, tensor
     elif name == "Qwen3VLMoe":
         yield key, tensor.mT.contiguous()

@@ -34,7 +34,8 @@ def load_reference(kind: Any, folder: Path, **options: Any) -> Any:
 
 def _auto_class(folder: Path) -> Any:
     """The class of transformers that knows a folder's model."""
-    if read_config(folder).get("model_type") in MULTIMODAL:
+    row = MULTIMODAL.get(str(read_config(folder).get("model_type")))
+    if row is not None and not row.text_class:
         return transformers.AutoModelForImageTextToText
     return transformers.AutoModelForCausalLM
 

@@ -140,7 +140,8 @@ def _outer_fields(
     if fields.keys() & {*_DTYPE_KEYS}:
         fields = {**dict.fromkeys(_DTYPE_KEYS), **fields}
     outer_tied = config.get(_TIED)
-    if outer_tied is not None and not (row.tied_by_either and text.get(_TIED) is True):
+    is_decided = row.tied_by_text or (row.tied_by_either and text.get(_TIED) is True)
+    if outer_tied is not None and not is_decided:
         fields[_TIED] = outer_tied
     return fields
 

@@ -35,6 +35,9 @@ class Multimodal:
     # Embeddings are tied if the config or its `text_config` says so; else the config
     # decides, and `text_config` where the config says nothing.
     tied_by_either: bool = False
+    tied_by_text: bool = False  # or `text_config` alone decides
+    # transformers' class fails without an image (in 5.24), its text half's does not.
+    text_class: bool = False
 
 
 _PLAIN: Final = ("llama", "mistral", "qwen2", "qwen3")
@@ -99,8 +102,22 @@ _ROWS: Final = (
     Multimodal(
         architecture="Mistral3ForConditionalGeneration",
         model_type="mistral3",
-        texts=("mistral",),
+        texts=("mistral", "ministral3", "mistral4"),
         other_parts=_VISION,
+    ),
+    Multimodal(
+        architecture="Llama4ForConditionalGeneration",
+        model_type="llama4",
+        texts=("llama4_text",),
+        other_parts=("vision_model.", "multi_modal_projector."),
+        tied_by_text=True,
+        text_class=True,
+    ),
+    Multimodal(
+        architecture="Gemma4ForConditionalGeneration",
+        model_type="gemma4",
+        texts=("gemma4_text",),
+        other_parts=("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio."),
     ),
     Multimodal(  # Kimi K2.5
         architecture="Kimi_K25ForConditionalGeneration",
@@ -166,10 +183,6 @@ _ROWS: Final = (
         other_parts=_IDEFICS,
     ),
 )
-# To be added with their text halves' families, and tested (tests/effects/models/
-# test_multimodal.py): mistral3 with ministral3 and mistral4; llama4 (llama4_text; other
-# parts vision_model., multi_modal_projector.); gemma3n and gemma4 (gemma3n_text,
-# gemma4_text; vision_tower., audio_tower., embed_vision., embed_audio.).
 MULTIMODAL: Final[Mapping[str, Multimodal]] = {row.model_type: row for row in _ROWS}
 _BASE: Final[Mapping[str, Any]] = {
     "hidden_size": 4096,

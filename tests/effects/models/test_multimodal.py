@@ -78,6 +78,8 @@ def test_tokens_and_logprobs_are_those_of_the_multimodal_class(
     spec = read_spec(tmp_path)
     tokens, logprobs = greedy(spec, load_weights(tmp_path, spec, "float32"))
     with torch.inference_mode():
+        if MULTIMODAL[hf_model.config.model_type].text_class:
+            hf_model = hf_model.language_model
         hf_logits = hf_model(input_ids=torch.tensor([PROMPT + tokens[:-1]])).logits[0]
     expected = hf_logits.log_softmax(-1)
     torch.testing.assert_close(logprobs, expected, rtol=1e-4, atol=4e-4)
@@ -109,7 +111,7 @@ def test_names_of_the_class_and_published_ones_are_read(
         counts = re.findall(r"(\S+)\* \((\d+)\)", line)
         assert sum(int(count) for _, count in counts) == len(skipped)
         assert all(
-            re.search("vis|vid|proj|image|connector", prefix) for prefix, _ in counts
+            re.search("vis|vid|aud|proj|image|connector", prefix) for prefix, _ in counts
         )
         assert not any("layers" in key and "lang" in key for key in skipped)
     assert same(spec, *loaded)
@@ -197,7 +199,9 @@ def test_plan_and_quantize_name_what_is_not_read(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["LlavaNext", "Kimi_K25", "Qwen3VLMoe"])
+@pytest.mark.parametrize(
+    "name", ["LlavaNext", "Kimi_K25", "Qwen3VLMoe", "Llama4", "Gemma4"]
+)
 def test_verify_compares_with_the_multimodal_class(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -266,13 +270,17 @@ def test_embeddings_are_tied_as_in_transformers(
         | {"tie_word_embeddings": outer}
     )
     if outer is None:
-        assert spec.tie_word_embeddings == (name == "Gemma3" if inner is None else inner)
+        assert spec.tie_word_embeddings == (
+            name in ("Gemma3", "Gemma4") if inner is None else inner
+        )
         return
     text = {} if inner is None else {"tie_word_embeddings": inner}
     text |= {"model_type": config_of(name)["text_config"]["model_type"]}
     config_class: Any = getattr(transformers, f"{name}Config")
+    row = MULTIMODAL[config_class.model_type]
     config = config_class(text_config=text, tie_word_embeddings=outer)
-    assert spec.tie_word_embeddings == config.tie_word_embeddings
+    deciding = config.text_config if row.tied_by_text else config
+    assert spec.tie_word_embeddings == deciding.tie_word_embeddings
 
 
 @pytest.mark.parametrize(
@@ -362,7 +370,7 @@ def test_a_text_half_has_the_defaults_of_its_class() -> None:
         config_class: Any = getattr(transformers, f"{name}Config")
         row = MULTIMODAL[config_class.model_type]
         for kind in row.texts:
-            if kind not in {*TEXT_SIZES, *TEXT_HALVES, "gemma3_text"}:
+            if kind not in {*TEXT_SIZES, *TEXT_HALVES, "gemma3_text", "gemma4_text"}:
                 continue
             text: dict[str, Any] = {"model_type": kind}
             if kind == "glm4v_moe_text":
