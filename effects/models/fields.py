@@ -148,21 +148,21 @@ def fields_read(family: Family) -> set[str]:
     configs.
     """
     fields = {
-        family.embedding_multiplier,
-        family.residual_multiplier,
-        family.score_multiplier,
-        family.logit_multiplier,
-        family.logit_divisor,
-        family.logit_cap,
-        family.score_cap,
+        family.factors.embedding,
+        family.factors.residual,
+        family.scores.multiplier,
+        family.factors.logits,
+        family.factors.logit_divisor,
+        family.factors.logit_cap,
+        family.scores.cap,
     }
     fields |= {*family.aliases}.union(*(variant.when for variant in family.variants))
-    if family.windows == "chunked":
+    if family.windows.where == "chunked":
         fields.add("attention_chunk_size")
-    fields |= {family.shared_layers}
-    if family.full_heads is not None:
+    fields |= {family.extras.shared_keys}
+    if family.heads.full is not None:
         fields |= {"per_layer_config"}
-    if family.rotated_layers == "listed":
+    if family.positions.rotated_layers == "listed":
         fields |= {"no_rope_layers", "no_rope_layer_interval"}
     return fields & NEUTRAL.keys()
 

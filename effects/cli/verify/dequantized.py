@@ -207,16 +207,18 @@ def _of_experts(
     sizes: LinearSizes, feed: MoE, files: CheckpointForm
 ) -> Iterator[StoredMatrix]:
     """Yields the matrices of experts, one by one or all in one."""
-    keys = feed.keys
-    if keys.stacked if files.stacked is None else files.stacked:
+    stored = feed.keys.stored
+    if stored.stacked if files.stacked is None else files.stacked:
         name = "gate_up_proj" if len(sizes.names) > 1 else "down_proj"
         rows = (sum(sizes.outputs),)
         stacked = evolve(sizes, names=(name,), outputs=rows, bias=False)
-        transposed = keys.transposed or (keys.maybe_transposed and files.transposed)
-        yield StoredMatrix(f"{keys.experts}.{name}", stacked, transposed)
+        transposed = stored.transposed or (stored.maybe_transposed and files.transposed)
+        yield StoredMatrix(f"{stored.experts}.{name}", stacked, transposed)
         return
     for expert in range(sizes.experts):
         for name, outputs in zip(sizes.names, sizes.outputs, strict=True):
-            expert_name = name.replace(f"{keys.experts}.0.", f"{keys.experts}.{expert}.")
+            expert_name = name.replace(
+                f"{stored.experts}.0.", f"{stored.experts}.{expert}."
+            )
             single = evolve(sizes, names=(expert_name,), outputs=(outputs,), experts=0)
             yield StoredMatrix(expert_name, single)

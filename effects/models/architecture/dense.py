@@ -128,15 +128,15 @@ def read_dense(reader: ConfigReader, family: Family, norms: NormRule) -> Dense:
     `ModelConfigError`.
     """
     hidden = reader.size("hidden_size")
-    default = family.default_feed_ratio * hidden or None
+    default = family.feed_forward.default_ratio * hidden or None
     return Dense(
         hidden_size=hidden,
-        intermediate_size=reader.size(family.dense_width, default),
+        intermediate_size=reader.size(family.feed_forward.width, default),
         norms=norms,
-        bias=reader.is_set(family.mlp_bias),
+        bias=reader.is_set(family.biases.mlp),
         activation=family.activation,
-        stored_gate_up=family.stored_gate_up,
-        name=family.feed_name,
+        stored_gate_up=family.stored.gate_up,
+        name=family.stored.feed_forward,
     )
 
 

@@ -51,11 +51,8 @@ from minfer.effects.models.architecture.rope_scaling import (
 )
 from minfer.effects.models.architecture.windows import read_rotated, read_windows
 from minfer.effects.models.config_reader import ConfigReader, UnsupportedModelError
-from minfer.effects.models.families.family import (
-    Family,
-    HeadGateKeys,
-    QkNormFactors,
-)
+from minfer.effects.models.families.attention_keys import HeadGateKeys, QkNormFactors
+from minfer.effects.models.families.family import Family
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import RankInfo
 from minfer.kernels.leaves import HeadGate, HeadWeights, Linear, Norm, Shard, WholeNorms
@@ -363,37 +360,38 @@ def read_gqa(
             raise reader.error(
                 "partial_rotary_factor", f"a quarter of {head_dim}, or more"
             )
-    divisor = reader.positive(family.score_scale) if family.score_scale else head_dim
-    scale: float = divisor**-0.5 if family.scaled_scores else 1.0
-    if family.score_multiplier:
-        scale = reader.positive(family.score_multiplier, 1.0)
+    scores, qk_norm = family.scores, family.qk_norm
+    divisor = reader.positive(scores.root_of) if scores.root_of else head_dim
+    scale: float = divisor**-0.5 if scores.scaled else 1.0
+    if scores.multiplier:
+        scale = reader.positive(scores.multiplier, 1.0)
     attention = GQA(
         hidden_size=hidden,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         scale=scale,
-        score_cap=reader.optional_positive(family.score_cap),
+        score_cap=reader.optional_positive(scores.cap),
         norms=norms,
-        qk_norm=reader.is_set(family.qk_norm),
-        qk_norm_over=family.qk_norm_over,
-        qk_norm_after_rope=family.qk_norm_after_rope,
-        qk_norm_factors=family.qk_norm_factors,
-        qk_norm_names=family.qk_norm_names,
-        qkv_bias=reader.is_set(family.qkv_bias),
-        out_bias=reader.is_set(family.out_bias),
-        sinks_name=family.sinks_name,
+        qk_norm=reader.is_set(qk_norm.present),
+        qk_norm_over=qk_norm.over,
+        qk_norm_after_rope=qk_norm.after_rope,
+        qk_norm_factors=qk_norm.factors,
+        qk_norm_names=qk_norm.names,
+        qkv_bias=reader.is_set(family.biases.qkv),
+        out_bias=reader.is_set(family.biases.out),
+        sinks_name=scores.sinks_name,
         value_dim=_read_value_dim(reader, family, head_dim),
-        value_scale=reader.optional_positive(family.value_scale) or 1.0,
-        stored_qkv=family.stored_qkv,
+        value_scale=reader.optional_positive(family.heads.value_scale) or 1.0,
+        stored_qkv=family.stored.qkv,
         # With one key head, that is all queries, keys, values.
-        qkv_by_key_head=family.qkv_by_key_head and kv_heads > 1,
-        value_norm=family.value_norm,
-        gate=family.head_gate,
+        qkv_by_key_head=family.stored.qkv_by_key_head and kv_heads > 1,
+        value_norm=family.heads.value_norm,
+        gate=family.heads.gate,
         gates_by_head=_gates_by_head(reader, family),
     )
     ropes = {
-        kind: evolve(rope, interleaved=family.interleaved_rotary)
+        kind: evolve(rope, interleaved=family.positions.interleaved)
         for kind, rope in ropes.items()
     }
     windows = read_windows(reader, family)
@@ -403,8 +401,8 @@ def read_gqa(
         _heads_by_layer(reader, family, attention, len(windows)),
         strict=True,
     )
-    chunks = family.windows == "chunked"
-    window_kv_heads = kv_heads * family.window_kv_heads
+    chunks = family.windows.where == "chunked"
+    window_kv_heads = kv_heads * family.heads.window_kv_multiple
     if heads % window_kv_heads:
         raise reader.error(
             "num_key_value_heads",
@@ -419,12 +417,12 @@ def read_gqa(
             chunk=(window or 0) if chunks else 0,
             rope=ropes[SLIDING if window else FULL] if rotated else UNROTATED,
             query_scale=read_query_scale(reader, family, rotated=rotated),
-            sinks=family.sinks is True or (bool(family.sinks) and window is not None),
+            sinks=scores.sinks is True or (bool(scores.sinks) and window is not None),
             kv_heads=kv_heads if window is None else window_kv_heads,
         )
         for window, rotated, layer_heads in layers
     )
-    has_unit_heads = reader.is_set(family.unit_heads)
+    has_unit_heads = reader.is_set(qk_norm.unit)
     return tuple(
         _with_unit_heads(attention, norms.eps)
         if has_unit_heads and attention.rope != UNROTATED
@@ -435,11 +433,11 @@ def read_gqa(
 
 def _read_value_dim(reader: ConfigReader, family: Family, head_dim: int) -> int | None:
     """Returns the width of values; None: that of keys. Raises `ModelConfigError`."""
-    if not family.value_dim:
+    if not family.heads.value_dim:
         return None
-    value_dim = reader.size(family.value_dim)
+    value_dim = reader.size(family.heads.value_dim)
     if value_dim > head_dim:
-        raise reader.error(family.value_dim, f"at most head_dim = {head_dim}")
+        raise reader.error(family.heads.value_dim, f"at most head_dim = {head_dim}")
     return value_dim
 
 
@@ -490,7 +488,7 @@ def _heads_by_layer(
     reader: ConfigReader, family: Family, attention: GQA, layers: int
 ) -> list[int]:
     """Returns the query heads of each layer."""
-    key = family.heads_by_layer
+    key = family.heads.by_layer
     listed = reader.config.get(key) if key else None
     if listed is None:
         return [attention.heads] * layers
@@ -512,7 +510,7 @@ def _heads_by_layer(
 
 def _gates_by_head(reader: ConfigReader, family: Family) -> bool:
     """Returns whether a gate is of a whole head."""
-    key = family.head_gate.granularity if family.head_gate else ""
+    key = family.heads.gate.granularity if family.heads.gate else ""
     if not key:
         return False
     granularity = reader.config.get(key)

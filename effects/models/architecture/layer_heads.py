@@ -14,7 +14,8 @@ from attrs import evolve
 
 from minfer.effects.models.architecture.gqa import GQA
 from minfer.effects.models.config_reader import ConfigReader
-from minfer.effects.models.families.family import Family, FullHeads
+from minfer.effects.models.families.attention_keys import FullHeads
+from minfer.effects.models.families.family import Family
 
 LAYER_SIZES: Final = "per_layer_config"  # transformers 5.24 writes sizes by layer there
 
@@ -25,10 +26,10 @@ def with_layer_heads(
     """Returns attentions with the heads that a config gives each of them. Raises
     `ModelConfigError`, `UnsupportedModelError`.
     """
-    if family.full_heads is not None:
-        attentions = _with_full_heads(reader, family.full_heads, attentions)
-    if family.shared_layers:
-        attentions = _with_shared_keys(reader, family.shared_layers, attentions)
+    if family.heads.full is not None:
+        attentions = _with_full_heads(reader, family.heads.full, attentions)
+    if family.extras.shared_keys:
+        attentions = _with_shared_keys(reader, family.extras.shared_keys, attentions)
     return with_slots(attentions)
 
 

@@ -66,6 +66,7 @@ from minfer.effects.models.architecture.rope_scaling import (
     parse_ropes,
 )
 from minfer.effects.models.config_reader import ConfigReader
+from minfer.effects.models.families.expert_keys import SparseLayers
 from minfer.effects.models.families.family import Family
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import RankInfo
@@ -172,16 +173,17 @@ def read_layers(
     """Returns the layers that a config describes, and the context in tokens. Raises
     `ModelConfigError` and `UnsupportedModelError`.
     """
+    positions = family.positions
     ropes, context = parse_ropes(
-        _with_rotated_share(reader, family.rotary_dim),
-        bases=family.rope_bases,
-        partial=family.partial_rotary,
-        longrope=family.longrope,
-        further_keys=frozenset({SCALING_BETA} if family.query_scale == "rope" else ()),
+        _with_rotated_share(reader, positions.rotary_dim),
+        bases=positions.bases,
+        partial=positions.partial,
+        longrope=positions.longrope,
+        further_keys=frozenset({SCALING_BETA} if positions.query_scale == "rope" else ()),
         default=family.defaults.get("rope_parameters"),
-        alpha=family.ntk_alpha,
+        alpha=positions.ntk_alpha,
     )
-    names = family.norm_names
+    names = family.norms.names
     attention_norms = evolve(
         norms, before_name=names.before_attention, after_name=names.after_attention
     )
@@ -194,16 +196,16 @@ def read_layers(
         case "mla":
             attentions = read_mla(reader, family, attention_norms, ropes[FULL])
     feed_forwards = _feed_forwards(reader, family, feed_norms, len(attentions))
-    if family.shared_wide and reader.flag(family.shared_wide):
+    if family.extras.shared_wide and reader.flag(family.extras.shared_wide):
         feed_forwards = _with_shared_wide(feed_forwards, attentions)
     inputs = _read_layer_input(reader, family, norms)
     layers = (
         Layer(
             attentions[index],
             feed_forward,
-            family.parallel,
+            family.extras.parallel,
             inputs,
-            family.layer_scalars,
+            family.extras.scalars,
         )
         for index, feed_forward in enumerate(feed_forwards)
     )
@@ -236,9 +238,10 @@ def _read_layer_input(
     reader: ConfigReader, family: Family, norms: NormRule
 ) -> LayerInput | None:
     """Returns what each layer does with an input of its own, if layers have some."""
-    if not family.layer_inputs or not reader.size(family.layer_inputs, 0, low=0):
+    key = family.extras.inputs
+    if not key or not reader.size(key, 0, low=0):
         return None
-    return LayerInput(reader.size("hidden_size"), reader.size(family.layer_inputs), norms)
+    return LayerInput(reader.size("hidden_size"), reader.size(key), norms)
 
 
 def _with_rotated_share(reader: ConfigReader, key: str) -> ConfigReader:
@@ -258,25 +261,36 @@ def _feed_forwards(
     reader: ConfigReader, family: Family, norms: NormRule, layers: int
 ) -> list[FeedForward]:
     """Returns the feed-forward of each layer."""
-    keys = family.experts
-    if keys is None or (keys.enabled and not reader.flag(keys.enabled)):
+    experts = family.experts
+    if experts is None or not _has_experts(reader, experts.sparse):
         return [read_dense(reader, family, norms)] * layers
-    num_dense = reader.size(keys.first_dense, 0, low=0) if keys.first_dense else 0
-    sparse_step = reader.size(keys.sparse_step, 1)
-    dense = {*reader.ids("mlp_only_layers"), *range(num_dense)}
-    dense |= {i for i in range(layers) if (i + 1) % sparse_step}
-    if keys.sparse_layers and not reader.is_absent(keys.sparse_layers):
-        dense = {*range(layers)} - {*reader.ids(keys.sparse_layers)}
-    if keys.layer_range:
-        dense |= {*range(layers)} - _sparse_range(reader, layers)
-    if keys.layer_types and not reader.is_absent(keys.layer_types):
-        dense = _dense_layers(reader, keys.layer_types, layers)
-    sparse = read_moe(reader, family, keys, norms, layers)
+    dense = _dense_layers(reader, experts.sparse, layers)
+    sparse = read_moe(reader, family, experts, norms, layers)
     plain = read_dense(reader, family, norms) if dense & {*range(layers)} else None
     return [
         mixture if i not in dense or plain is None else plain
         for i, mixture in enumerate(sparse)
     ]
+
+
+def _has_experts(reader: ConfigReader, keys: SparseLayers) -> bool:
+    """Returns whether a config of a family with experts has some."""
+    return not keys.enabled or reader.flag(keys.enabled)
+
+
+def _dense_layers(reader: ConfigReader, keys: SparseLayers, layers: int) -> set[int]:
+    """Returns the layers without experts. Raises `ModelConfigError`."""
+    num_dense = reader.size(keys.first_dense, 0, low=0) if keys.first_dense else 0
+    step = reader.size(keys.step, 1)
+    dense = {*reader.ids("mlp_only_layers"), *range(num_dense)}
+    dense |= {i for i in range(layers) if (i + 1) % step}
+    if keys.listed and not reader.is_absent(keys.listed):
+        dense = {*range(layers)} - {*reader.ids(keys.listed)}
+    if keys.between:
+        dense |= {*range(layers)} - _sparse_range(reader, layers)
+    if keys.layer_types and not reader.is_absent(keys.layer_types):
+        return _dense_types(reader, keys.layer_types, layers)
+    return dense
 
 
 def _sparse_range(reader: ConfigReader, num_layers: int) -> set[int]:
@@ -290,7 +304,7 @@ def _sparse_range(reader: ConfigReader, num_layers: int) -> set[int]:
     return {i for i in range(first, end) if (i + 1) % interval == 0}
 
 
-def _dense_layers(reader: ConfigReader, key: str, num_layers: int) -> set[int]:
+def _dense_types(reader: ConfigReader, key: str, num_layers: int) -> set[int]:
     """Returns the layers that a list calls dense, the others being sparse. Raises
     `ModelConfigError`.
     """

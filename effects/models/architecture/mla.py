@@ -280,8 +280,8 @@ def read_mla(
         scale=width**-0.5 * softmax_factor(reader),
         query_scale=read_query_scale(reader, family),
         norms=norms,
-        bias=reader.is_set(family.qkv_bias),
-        out_bias=reader.is_set(family.out_bias),
+        bias=reader.is_set(family.biases.qkv),
+        out_bias=reader.is_set(family.biases.out),
     )
     return (attention,) * reader.size("num_hidden_layers")
 

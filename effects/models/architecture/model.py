@@ -121,7 +121,7 @@ def _scaled(spec: ModelSpec, hidden: Tensor) -> Tensor:
     """Returns scaled embeddings; Gemma rounds the factor to their dtype."""
     if spec.embedding_scale != 1:
         factor = spec.embedding_scale
-        if spec.family.embedding_scale:
+        if spec.family.factors.embedding_root:
             factor = torch.tensor(factor, dtype=hidden.dtype).item()
         hidden.mul_(factor)
     return hidden

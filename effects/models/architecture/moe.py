@@ -53,7 +53,8 @@ from minfer.effects.models.architecture.products import (
 )
 from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.config_reader import ConfigReader
-from minfer.effects.models.families.family import ExpertKeys, Family
+from minfer.effects.models.families.expert_keys import ExpertKeys, Routing, SharedExperts
+from minfer.effects.models.families.family import Family
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import SINGLE_RANK, RankInfo
 from minfer.kernels.leaves import (
@@ -120,15 +121,16 @@ class MoE:
     @property
     def router_elements(self) -> int:
         """Elements of the router, and of the gate of shared experts."""
-        biases = self.experts * (self.keys.bias + bool(self.keys.correction))
-        return self.hidden_size * (self.experts + self.keys.shared_gate) + biases
+        biases = self.experts * (self.keys.bias + bool(self.keys.routing.correction))
+        return self.hidden_size * (self.experts + self.keys.shared.gate) + biases
 
     @property
     def gate_up(self) -> LinearSizes:
         """The gates of all experts, and what they multiply."""
-        gate, up, _ = self.keys.matrices
+        stored = self.keys.stored
+        gate, up, _ = stored.matrices
         return LinearSizes(
-            names=(f"{self.keys.experts}.0.{gate}", f"{self.keys.experts}.0.{up}"),
+            names=(f"{stored.experts}.0.{gate}", f"{stored.experts}.0.{up}"),
             outputs=(self.intermediate_size, self.intermediate_size),
             inputs=self.hidden_size,
             shard=Shard.COLUMN,
@@ -139,8 +141,9 @@ class MoE:
     @property
     def down(self) -> LinearSizes:
         """Back to the residual stream, of all experts."""
+        stored = self.keys.stored
         return LinearSizes(
-            names=(f"{self.keys.experts}.0.{self.keys.matrices[2]}",),
+            names=(f"{stored.experts}.0.{stored.matrices[2]}",),
             outputs=(self.hidden_size,),
             inputs=self.intermediate_size,
             shard=Shard.ROW,
@@ -163,8 +166,8 @@ class MoE:
     @property
     def float32_elements(self) -> int:
         """Elements of weights that are in float32 whatever the activations' dtype."""
-        router = self.experts * self.hidden_size * self.keys.float32
-        router += self.experts * bool(self.keys.correction)
+        router = self.experts * self.hidden_size * self.keys.routing.float32
+        router += self.experts * bool(self.keys.routing.correction)
         norms = self.norms.float32_elements(self.hidden_size)
         if self.beside is not None:
             norms += self.beside.float32_elements
@@ -240,9 +243,11 @@ def read_moe(
     """
     hidden, inter = reader.size("hidden_size"), reader.size(keys.inter)
     count = _present_key(reader, keys.count)
-    top_k_key = _present_key(reader, keys.top_k)
-    per_layer = _top_k_by_layer(reader, keys, top_k_key, layers)
-    rules = {k: _read_rule(reader, keys, count, top_k_key, k) for k in {*per_layer}}
+    top_k_key = _present_key(reader, keys.routing.top_k)
+    per_layer = _top_k_by_layer(reader, keys.routing, top_k_key, layers)
+    rules = {
+        k: _read_rule(reader, keys.routing, count, top_k_key, k) for k in {*per_layer}
+    }
     beside = None
     if (names := keys.beside) is not None:
         of_dense = evolve(norms, after_name=names.dense_result)
@@ -256,18 +261,18 @@ def read_moe(
         rule=rules[per_layer[0]],
         activation=family.activation,
         norms=norms,
-        shared=_read_shared(reader, family, keys, norms, inter),
+        shared=_read_shared(reader, family, keys.shared, norms, inter),
         beside=beside,
     )
     return [evolve(mixture, rule=rules[top_k]) for top_k in per_layer]
 
 
 def _top_k_by_layer(
-    reader: ConfigReader, keys: ExpertKeys, key: str, layers: int
+    reader: ConfigReader, routing: Routing, key: str, layers: int
 ) -> list[int]:
     """Returns of how many experts a token goes through in each layer."""
     listed = reader.config.get(key)
-    if not keys.top_k_by_layer or not isinstance(listed, list):
+    if not routing.top_k_by_layer or not isinstance(listed, list):
         return [reader.size(key)] * layers
     if len(listed) != layers or any(type(top_k) is not int for top_k in listed):
         expected = f"an integer, or a list of num_hidden_layers = {layers} integers"
@@ -281,28 +286,28 @@ def _present_key(reader: ConfigReader, keys: tuple[str, ...]) -> str:
 
 
 def _read_shared(
-    reader: ConfigReader, family: Family, keys: ExpertKeys, norms: NormRule, inter: int
+    reader: ConfigReader, family: Family, keys: SharedExperts, norms: NormRule, inter: int
 ) -> Dense | None:
     """Returns the shared experts as one feed-forward, if there are any."""
-    width = reader.size(keys.shared, low=0) if keys.shared else 0
-    if keys.shared_count:
-        width = inter * reader.size(keys.shared_count, 0, low=0)
+    width = reader.size(keys.width, low=0) if keys.width else 0
+    if keys.count:
+        width = inter * reader.size(keys.count, 0, low=0)
     if not width:
         return None
     return Dense(
         hidden_size=reader.size("hidden_size"),
         intermediate_size=width,
         norms=norms,
-        bias=reader.is_set(family.mlp_bias),
+        bias=reader.is_set(family.biases.mlp),
         activation=family.activation,
-        name=keys.shared_experts,
-        stored_gate_up=keys.shared_matrices[0],
-        down_name=keys.shared_matrices[1],
+        name=keys.name,
+        stored_gate_up=keys.matrices[0],
+        down_name=keys.matrices[1],
     )
 
 
 def _read_rule(
-    reader: ConfigReader, keys: ExpertKeys, count: str, top_k_key: str, top_k: int
+    reader: ConfigReader, routing: Routing, count: str, top_k_key: str, top_k: int
 ) -> RoutingRule:
     """Returns how experts are chosen, `count` and `top_k_key` being the keys of their
     number, and of the chosen ones. Raises `ModelConfigError` for what cannot be.
@@ -314,10 +319,10 @@ def _read_rule(
     if method not in (None, "greedy", "group_limited_greedy", "noaux_tc"):
         fault = f"a router with topk_method {method!r} is not supported"
         raise reader.refusal(f"{fault}; 'greedy', 'group_limited_greedy', 'noaux_tc' are")
-    if (scores := reader.config.get("scoring_func")) not in (None, keys.scores):
+    if (scores := reader.config.get("scoring_func")) not in (None, routing.scores):
         fault = f"a router with scoring_func {scores!r} is not supported for this model"
-        raise reader.refusal(f"{fault}; {keys.scores!r} is")
-    grouped = keys.groups and method != "greedy" and not reader.is_absent("n_group")
+        raise reader.refusal(f"{fault}; {routing.scores!r} is")
+    grouped = routing.groups and method != "greedy" and not reader.is_absent("n_group")
     groups = reader.size("n_group") if grouped else 1
     kept_groups = reader.size("topk_group", 1) if grouped else 1
     if experts % groups:
@@ -327,19 +332,19 @@ def _read_rule(
         raise reader.error(
             "topk_group", f"at most n_group = {groups}, and such that {condition}"
         )
-    if keys.correction and groups > 1 and experts // groups < 2:
+    if routing.correction and groups > 1 and experts // groups < 2:
         raise reader.error("n_group", "so few that each group has two experts")
     return RoutingRule(
         top_k=top_k,
-        scores=keys.scores,
-        by_logits=keys.weighs_inputs,
-        normalise=reader.is_set(keys.normalise),
-        min_sum=reader.positive(keys.min_sum) if keys.min_sum else 0.0,
-        logit_cap=_logit_cap(reader, keys.logit_cap),
-        scaling=reader.positive(keys.scaling, 1.0) if keys.scaling else 1.0,
+        scores=routing.scores,
+        by_logits=routing.weighs_inputs,
+        normalise=reader.is_set(routing.normalise),
+        min_sum=reader.positive(routing.min_sum) if routing.min_sum else 0.0,
+        logit_cap=_logit_cap(reader, routing.logit_cap),
+        scaling=reader.positive(routing.scaling, 1.0) if routing.scaling else 1.0,
         groups=groups,
         kept_groups=kept_groups,
-        ranked_by="best_two" if keys.correction or keys.best_two else "best",
+        ranked_by="best_two" if routing.correction or routing.best_two else "best",
     )
 
 
@@ -357,15 +362,17 @@ def empty_moe(sizes: MoE, make: WeightMaker) -> MoEWeights:
         shared = SharedWeights(
             gate_up=make.linear(sizes.shared.gate_up),
             down=make.linear(sizes.shared.down),
-            gate=gate if keys.shared_gate else None,
+            gate=gate if keys.shared.gate else None,
         )
     before, after = make.sublayer_norms(hidden, sizes.norms)
     return MoEWeights(
         norm=before,
         router=ExpertRouter(
-            weight=make.tensor(count, hidden, dtype="float32" if keys.float32 else None),
+            weight=make.tensor(
+                count, hidden, dtype="float32" if keys.routing.float32 else None
+            ),
             bias=make.vector(count) if keys.bias else None,
-            correction=make.vector(count, "float32") if keys.correction else None,
+            correction=make.vector(count, "float32") if keys.routing.correction else None,
             expert_scale=None if sizes.beside is None else make.vector(count),
             rule=sizes.rule,
             first_local=0 if sizes.rank_experts is None else sizes.rank_experts.start,
@@ -375,7 +382,7 @@ def empty_moe(sizes: MoE, make: WeightMaker) -> MoEWeights:
             gate_up=make.linear(sizes.gate_up),
             down=make.linear(sizes.down),
             activation=sizes.activation,
-            weighs_inputs=keys.weighs_inputs,
+            weighs_inputs=keys.routing.weighs_inputs,
         ),
         shared=shared,
         after=after,
@@ -401,23 +408,24 @@ def moe_parts(
     """
     keys, router, shared = sizes.keys, weights.router, weights.shared
     yield from sublayer_norm_parts(weights.norm, weights.after, sizes.norms)
-    yield WeightPart(f"{keys.router}.weight", router.weight)
+    yield WeightPart(f"{keys.stored.router}.weight", router.weight)
     if router.bias is not None:
-        yield WeightPart(f"{keys.router}.bias", router.bias)
+        yield WeightPart(f"{keys.stored.router}.bias", router.bias)
     if router.correction is not None:
         correction = router.correction
         yield WeightPart(
-            keys.correction, correction[None] if keys.correction_rows else correction
+            keys.routing.correction,
+            correction[None] if keys.routing.correction_rows else correction,
         )
-    is_stacked = keys.stacked if form.stacked is None else form.stacked
+    is_stacked = keys.stored.stacked if form.stacked is None else form.stacked
     if sizes.beside is not None and weights.beside is not None:
         yield from _beside_parts(sizes, sizes.beside, weights, weights.beside, form)
-    expert_parts = _stacked_parts if is_stacked or keys.stacks else _single_parts
+    expert_parts = _stacked_parts if is_stacked or keys.stored.stacks else _single_parts
     yield from expert_parts(sizes, weights.experts, form)
     if sizes.shared is not None and shared is not None:
         yield from dense_matrix_parts(sizes.shared, shared.gate_up, shared.down, form)
         if shared.gate is not None:
-            yield WeightPart(f"{keys.shared_experts}_gate.weight", shared.gate.weight)
+            yield WeightPart(f"{keys.shared.name}_gate.weight", shared.gate.weight)
 
 
 def _beside_parts(
@@ -428,7 +436,7 @@ def _beside_parts(
     form: CheckpointForm,
 ) -> Iterator[WeightPart]:
     """Yields the tensors of a feed-forward beside experts, and of what both have."""
-    root, router = sizes.hidden_size**-0.5, sizes.keys.router.rpartition(".")[0]
+    root, router = sizes.hidden_size**-0.5, sizes.keys.stored.router.rpartition(".")[0]
 
     def scaled(stored: "Tensor") -> "Tensor":
         return stored.float().mul_(root)
@@ -446,12 +454,12 @@ def _single_parts(
     sizes: MoE, experts: Experts, form: CheckpointForm
 ) -> Iterator[WeightPart]:
     """Yields the tensors of each expert."""
-    gate, up, down = sizes.keys.matrices
+    gate, up, down = sizes.keys.stored.matrices
     for index, expert in enumerate(sizes.rank_experts or range(sizes.experts)):
         of_gate, of_up = experts.gate_up.select(index).pieces()
         pieces = ((gate, of_gate), (up, of_up), (down, experts.down.select(index)))
         for name, leaf in pieces:
-            matrix = f"{sizes.keys.experts}.{expert}.{name}"
+            matrix = f"{sizes.keys.stored.experts}.{expert}.{name}"
             yield from matrix_parts(matrix, leaf, form)
             if leaf.bias is not None:
                 is_summed = name == down and sizes.rank_experts is None
@@ -462,14 +470,14 @@ def _stacked_parts(
     sizes: MoE, experts: Experts, form: CheckpointForm
 ) -> Iterator[WeightPart]:
     """Yields the tensors of all experts."""
-    keys = sizes.keys
-    transposed = keys.transposed or (keys.maybe_transposed and form.transposed)
-    alternate = _gates_first if keys.alternating else None
+    stored = sizes.keys.stored
+    transposed = stored.transposed or (stored.maybe_transposed and form.transposed)
+    alternate = _gates_first if stored.alternating else None
     # Alternating gates and ups are divided as one matrix.
-    num_fused = 1 if keys.alternating else 2
-    gate_up, down = keys.stacks or (
-        f"{keys.experts}.gate_up_proj",
-        f"{keys.experts}.down_proj",
+    num_fused = 1 if stored.alternating else 2
+    gate_up, down = stored.stacks or (
+        f"{stored.experts}.gate_up_proj",
+        f"{stored.experts}.down_proj",
     )
     for matrix, leaf, sizes_of, order, fused in (
         (gate_up, experts.gate_up, sizes.gate_up, alternate, num_fused),

@@ -40,9 +40,9 @@ def read_query_scale(
     """Returns the factors of queries of layers that are rotated, or are not. Raises
     `ModelConfigError`.
     """
-    if family.query_scale == "none":
+    if family.positions.query_scale == "none":
         return None
-    if family.query_scale == "unrotated":
+    if family.positions.query_scale == "unrotated":
         return None if rotated else _read_temperature(reader)
     rope = rope_object(reader)
     strength = _strength(rope, SCALING_BETA)

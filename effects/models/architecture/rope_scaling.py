@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import evolve, frozen
 
 from minfer.effects.models.config_reader import ConfigReader, ModelConfigError
-from minfer.effects.models.families.family import RopeBases
+from minfer.effects.models.families.attention_keys import RopeBases
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -64,20 +64,20 @@ def parse_spec(
     assumed = {"rms_norm_eps": RMS_NORM_EPS, **family.defaults}
     own_names = {common: own for own, common in family.aliases.items()}
     reader = ConfigReader({**assumed, **config}, source, own_names)
-    residual_multiplier = _factor(reader, family.residual_multiplier)
+    residual_multiplier = _factor(reader, family.factors.residual)
     norms = NormRule(
         eps=reader.positive("rms_norm_eps"),
-        offset=family.norm_offset,
-        centered=family.layer_norm,
-        bias=family.norm_bias,
-        float32=family.norm_float32,
+        offset=family.norms.offset,
+        centered=family.norms.layer_norm,
+        bias=family.norms.bias,
+        float32=family.norms.float32,
         residual_multiplier=residual_multiplier,
     )
     layers, context = read_layers(reader, family, norms)
     hidden = reader.size("hidden_size")
-    embedding_scale = hidden**0.5 if family.embedding_scale else 1.0
-    embedding_scale *= _factor(reader, family.embedding_multiplier)
-    logit_scale = _factor(reader, family.logit_multiplier)
+    embedding_scale = hidden**0.5 if family.factors.embedding_root else 1.0
+    embedding_scale *= _factor(reader, family.factors.embedding)
+    logit_scale = _factor(reader, family.factors.logits)
     return ModelSpec(
         family=family,
         vocab_size=reader.size("vocab_size"),
@@ -90,15 +90,15 @@ def parse_spec(
         eos_ids=reader.ids("eos_token_id") or family.eos_ids,
         norms=norms,
         embedding_scale=embedding_scale / residual_multiplier,
-        logit_scale=logit_scale / _factor(reader, family.logit_divisor),
-        logit_cap=reader.optional_positive(family.logit_cap),
+        logit_scale=logit_scale / _factor(reader, family.factors.logit_divisor),
+        logit_cap=reader.optional_positive(family.factors.logit_cap),
         input_table=_read_input_table(reader, family, norms),
         tie_word_embeddings=reader.flag("tie_word_embeddings"),
-        head_bias=reader.is_set(family.head_bias),
+        head_bias=reader.is_set(family.biases.lm_head),
         initializer_range=reader.positive("initializer_range", 0.02),
         skipped_prefixes=(
             *half.other_parts,
-            *family.skipped,
+            *family.stored.skipped,
             *_further_layers(reader, len(layers)),
             *_unused_keys(layers),
         ),
@@ -123,8 +123,8 @@ def _read_input_table(
     """Returns the sizes of what makes the inputs of layers, if they have some. Raises
     `ModelConfigError`.
     """
-    key = "vocab_size_per_layer_input"
-    if not family.layer_inputs or not reader.size(family.layer_inputs, 0, low=0):
+    key, width_key = "vocab_size_per_layer_input", family.extras.inputs
+    if not width_key or not reader.size(width_key, 0, low=0):
         return None
     if reader.size(key) < reader.size("vocab_size"):
         raise reader.error(key, f"at least vocab_size = {reader.size('vocab_size')}")
@@ -132,7 +132,7 @@ def _read_input_table(
         vocab_size=reader.size(key),
         hidden_size=reader.size("hidden_size"),
         layers=reader.size("num_hidden_layers"),
-        width=reader.size(family.layer_inputs),
+        width=reader.size(width_key),
         norms=norms,
     )
 

@@ -71,7 +71,7 @@ def read_text_half(
             f"architecture {', '.join(names)} is not supported for model_type "
             f"{row.model_type!r}; {row.architecture} is"
         )
-    if family.position_sections:
+    if family.positions.sections:
         text = _without_sections(ConfigReader({**family.defaults, **text}, source), text)
     merged = {
         **TEXT_SIZES.get(kind, {}),

@@ -18,13 +18,13 @@ def read_windows(reader: ConfigReader, family: Family) -> tuple[int | None, ...]
     `UnsupportedModelError`.
     """
     windows = _listed_windows(reader, family)
-    return (*windows[:-1], None) if family.last_full else windows
+    return (*windows[:-1], None) if family.windows.last_full else windows
 
 
 def _listed_windows(reader: ConfigReader, family: Family) -> tuple[int | None, ...]:
     """Returns the window of each layer, as a config lists them."""
     layers, window = reader.size("num_hidden_layers"), _window(reader, family)
-    kinds = reader.config.get("layer_types") if family.windows != "flag" else None
+    kinds = reader.config.get("layer_types") if family.windows.where != "flag" else None
     if kinds is None:
         return tuple(
             window if _slides(reader, family, i) else None for i in range(layers)
@@ -33,10 +33,10 @@ def _listed_windows(reader: ConfigReader, family: Family) -> tuple[int | None, .
         raise reader.error(
             "layer_types", f"null or a list of num_hidden_layers = {layers}"
         )
-    limited = CHUNKED if family.windows == "chunked" else SLIDING
-    known = {FULL, CHUNKED} if family.windows == "chunked" else {*KINDS}
+    limited = CHUNKED if family.windows.where == "chunked" else SLIDING
+    known = {FULL, CHUNKED} if family.windows.where == "chunked" else {*KINDS}
     unknown = sorted(set(map(str, kinds)) - known)
-    if unknown or (family.windows == "uniform" and window and FULL in kinds):
+    if unknown or (family.windows.where == "uniform" and window and FULL in kinds):
         raise reader.refusal(
             f"layer_types {unknown or kinds} are not known to {family.architecture}"
         )
@@ -52,9 +52,9 @@ def read_rotated(
     """Returns whether queries and keys of each layer are rotated. Raises
     `ModelConfigError`.
     """
-    if family.rotated_layers == "all":
+    if family.positions.rotated_layers == "all":
         return (True,) * len(windows)
-    if family.rotated_layers == "windowed":
+    if family.positions.rotated_layers == "windowed":
         return tuple(window is not None for window in windows)
     return tuple(_is_listed(reader, layer) for layer in range(len(windows)))
 
@@ -76,35 +76,35 @@ def _is_listed(reader: ConfigReader, layer: int) -> bool:
 
 def _slides(reader: ConfigReader, family: Family, layer: int) -> bool:
     """Returns whether a layer has the window, if there is one."""
-    if family.windows in ("upper", "above"):
+    if family.windows.where in ("upper", "above"):
         return layer >= reader.size("max_window_layers", low=0)
-    if family.windows == "lower":
+    if family.windows.where == "lower":
         return layer % 2 == 0 and layer < reader.size("max_window_layers", low=0)
-    if family.windows == "pattern":
-        if family.first_full and layer == 0:
+    if family.windows.where == "pattern":
+        if family.windows.first_full and layer == 0:
             return False
         return (layer + 1) % reader.size("sliding_window_pattern") != 0
-    if family.windows == "chunked":
+    if family.windows.where == "chunked":
         return _is_listed(reader, layer)
-    if family.windows == "unrotated":
+    if family.windows.where == "unrotated":
         return not _is_listed(reader, layer)
-    return family.windows != "listed"
+    return family.windows.where != "listed"
 
 
 def _window(reader: ConfigReader, family: Family) -> int | None:
     """Returns the window of layers that have one, if the config sets it."""
     used = reader.flag("use_sliding_window")
-    if family.windows == "chunked" and reader.is_absent("sliding_window"):
+    if family.windows.where == "chunked" and reader.is_absent("sliding_window"):
         absent = reader.is_absent("attention_chunk_size")
         return None if absent else reader.size("attention_chunk_size", low=2)
-    if family.first_full and not reader.is_absent("sliding_window_size"):
+    if family.windows.first_full and not reader.is_absent("sliding_window_size"):
         return reader.size("sliding_window_size") + 1  # the query's own key is not in it
     if reader.is_absent("sliding_window"):
         return None
-    if family.windows in ("none", "chunked") and (
+    if family.windows.where in ("none", "chunked") and (
         used or reader.is_absent("use_sliding_window")
     ):
         raise reader.refusal(f"sliding_window is not known to {family.architecture}")
-    if used or family.windows in ("every", "uniform", "pattern", "above", "listed"):
+    if used or family.windows.where in ("every", "uniform", "pattern", "above", "listed"):
         return reader.size("sliding_window", low=2)
     return None

@@ -221,12 +221,12 @@ def _are_transposed(spec: ModelSpec, places: Iterable[TensorPlace]) -> bool:
     not.
     """
     keys = spec.family.experts
-    if keys is None or not keys.maybe_transposed:
+    if keys is None or not keys.stored.maybe_transposed:
         return False
     shapes = (
         place.file.get_slice(place.name).get_shape()
         for place in places
-        if place.name.endswith(f".{keys.experts}.down_proj")
+        if place.name.endswith(f".{keys.stored.experts}.down_proj")
     )
     shape = [*next(shapes, [])]
     return bool(shape) and shape[-1] == spec.hidden_size != shape[1]

@@ -20,7 +20,7 @@ def model_name(spec: ModelSpec, name: str, names: Collection[str]) -> str:
     """
     inner = _in_text_half(name)
     for stored_name in (name,) if inner == name else (inner, name):
-        for renaming in spec.family.renamings:
+        for renaming in spec.family.stored.renamings:
             stored_name = re.sub(renaming.pattern, renaming.name, stored_name, count=1)
         stored_name = _in_format(spec, stored_name)
         for candidate in (

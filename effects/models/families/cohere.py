@@ -4,8 +4,20 @@ from typing import Any, Final
 
 from attrs import evolve
 
+from minfer.effects.models.families.attention_keys import (
+    Biases,
+    Positions,
+    QkNorm,
+    Windows,
+)
 from minfer.effects.models.families.common import BIAS
-from minfer.effects.models.families.family import Family, NormNames, Variant
+from minfer.effects.models.families.family import Family, Variant
+from minfer.effects.models.families.layer_keys import (
+    Factors,
+    LayerExtras,
+    NormNames,
+    Norms,
+)
 
 _COHERE: Final[dict[str, Any]] = {
     "max_position_embeddings": 8192,
@@ -18,15 +30,12 @@ _COMMAND_R: Final = Family(
     "CohereForCausalLM",
     "cohere",
     _COHERE | {"rope_theta": 500000.0},
-    qkv_bias=BIAS,
-    out_bias=BIAS,
-    qk_norm="use_qk_norm",
-    qk_norm_factors="stacked",
-    layer_norm=True,
-    norm_names=NormNames(before_feed=""),
-    parallel=True,
-    interleaved_rotary=True,
-    logit_multiplier="logit_scale",
+    biases=Biases(qkv=BIAS, out=BIAS),
+    qk_norm=QkNorm(present="use_qk_norm", factors="stacked"),
+    norms=Norms(layer_norm=True, names=NormNames(before_feed="")),
+    extras=LayerExtras(parallel=True),
+    positions=Positions(interleaved=True),
+    factors=Factors(logits="logit_scale"),
     aliases={"layer_norm_eps": "rms_norm_eps"},
 )
 ROWS: Final = (
@@ -36,9 +45,9 @@ ROWS: Final = (
         architecture="Cohere2ForCausalLM",
         model_type="cohere2",
         defaults=_COHERE | {"sliding_window": 4096, "sliding_window_pattern": 4},
-        windows="pattern",
-        rotated_layers="windowed",
-        qk_norm=False,
+        windows=Windows(where="pattern"),
+        positions=Positions(interleaved=True, rotated_layers="windowed"),
+        qk_norm=evolve(_COMMAND_R.qk_norm, present=False),
         # transformers derives it.
         variants=(Variant(when={}, config={"head_dim": None}),),
     ),

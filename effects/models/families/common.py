@@ -2,18 +2,25 @@
 
 from typing import Final
 
-from minfer.effects.models.families.family import ExpertKeys
+from minfer.effects.models.families.expert_keys import (
+    ExpertKeys,
+    Routing,
+    SharedExperts,
+    SparseLayers,
+)
 
 LLAMA: Final = {"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2}
 BIAS: Final = "attention_bias"
 SIGMOID: Final = ExpertKeys(
     count=("num_local_experts", "n_routed_experts"),
-    shared_count="n_shared_experts",
-    first_dense="first_k_dense_replace",
-    scores="sigmoid",
-    correction="mlp.gate.e_score_correction_bias",
-    groups=True,
-    float32=True,
+    shared=SharedExperts(count="n_shared_experts"),
+    sparse=SparseLayers(first_dense="first_k_dense_replace"),
+    routing=Routing(
+        scores="sigmoid",
+        correction="mlp.gate.e_score_correction_bias",
+        groups=True,
+        float32=True,
+    ),
 )
 MLA: Final = {
     "kv_lora_rank": 512,

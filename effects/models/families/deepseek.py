@@ -2,16 +2,21 @@
 
 from typing import Final
 
+from minfer.effects.models.families.attention_keys import Biases
 from minfer.effects.models.families.common import BIAS, MLA, SIGMOID
-from minfer.effects.models.families.family import ExpertKeys, Family
+from minfer.effects.models.families.expert_keys import (
+    ExpertKeys,
+    Routing,
+    SharedExperts,
+    SparseLayers,
+)
+from minfer.effects.models.families.family import Family
 
 _DEEPSEEK: Final = ExpertKeys(
     count=("num_experts", "n_routed_experts"),
-    shared_count="n_shared_experts",
-    first_dense="first_k_dense_replace",
-    normalise=False,
-    groups=True,
-    float32=True,
+    shared=SharedExperts(count="n_shared_experts"),
+    sparse=SparseLayers(first_dense="first_k_dense_replace"),
+    routing=Routing(normalise=False, groups=True, float32=True),
 )
 ROWS: Final = (
     Family(
@@ -28,9 +33,7 @@ ROWS: Final = (
             "first_k_dense_replace": 0,
             "topk_method": "greedy",
         },
-        qkv_bias=BIAS,
-        out_bias=BIAS,
-        mlp_bias="mlp_bias",
+        biases=Biases(qkv=BIAS, out=BIAS, mlp="mlp_bias"),
         attention="mla",
         experts=_DEEPSEEK,
     ),
@@ -51,8 +54,7 @@ ROWS: Final = (
             "first_k_dense_replace": 3,
             "norm_topk_prob": True,
         },
-        qkv_bias=BIAS,
-        out_bias=BIAS,
+        biases=Biases(qkv=BIAS, out=BIAS),
         attention="mla",
         experts=SIGMOID,
     ),
@@ -66,8 +68,7 @@ ROWS: Final = (
             "q_lora_rank": 1536,
             "tie_word_embeddings": True,
         },
-        qkv_bias=BIAS,
-        out_bias=BIAS,
+        biases=Biases(qkv=BIAS, out=BIAS),
         attention="mla",
     ),
 )

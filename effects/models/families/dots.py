@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from minfer.effects.models.families.attention_keys import Biases, QkNorm, Windows
 from minfer.effects.models.families.common import BIAS, SIGMOID
 from minfer.effects.models.families.family import Family
 
@@ -19,10 +20,9 @@ ROWS: Final = (
             "n_group": 1,
             "topk_group": 1,
         },
-        "above",
-        BIAS,
-        BIAS,
-        qk_norm=True,
+        windows=Windows(where="above"),
+        biases=Biases(qkv=BIAS, out=BIAS),
+        qk_norm=QkNorm(present=True),
         experts=SIGMOID,
     ),
 )

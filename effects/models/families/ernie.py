@@ -2,7 +2,15 @@
 
 from typing import Final
 
-from minfer.effects.models.families.family import ExpertKeys, Family
+from minfer.effects.models.families.attention_keys import Biases, Positions
+from minfer.effects.models.families.expert_keys import (
+    ExpertKeys,
+    Routing,
+    SharedExperts,
+    SparseLayers,
+)
+from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.layer_keys import Stored
 
 _BIAS: Final = "use_bias"
 _ERNIE: Final = {
@@ -17,10 +25,8 @@ ROWS: Final = (
         "Ernie4_5ForCausalLM",
         "ernie4_5",
         _ERNIE | {"num_key_value_heads": 2, "head_dim": 128},
-        qkv_bias=_BIAS,
-        out_bias=_BIAS,
-        mlp_bias=_BIAS,
-        interleaved_rotary=True,
+        biases=Biases(qkv=_BIAS, out=_BIAS, mlp=_BIAS),
+        positions=Positions(interleaved=True),
         class_aliases=("Ernie4_5_ForCausalLM",),
     ),
     Family(
@@ -38,23 +44,22 @@ ROWS: Final = (
             "moe_layer_interval": 1,
             "moe_norm_min": 1e-12,
         },
-        qkv_bias=_BIAS,
-        out_bias=_BIAS,
-        mlp_bias=_BIAS,
-        head_bias=_BIAS,
-        interleaved_rotary=True,
+        biases=Biases(qkv=_BIAS, out=_BIAS, mlp=_BIAS, lm_head=_BIAS),
+        positions=Positions(interleaved=True),
         experts=ExpertKeys(
             count=("num_experts", "moe_num_experts"),
-            top_k=("num_experts_per_tok", "moe_k"),
-            normalise=True,
-            correction="mlp.moe_statics.e_score_correction_bias",
-            correction_rows=True,
-            min_sum="moe_norm_min",
-            scaling="",
-            float32=True,
-            shared_count="moe_num_shared_experts",
-            layer_range=True,
+            routing=Routing(
+                top_k=("num_experts_per_tok", "moe_k"),
+                normalise=True,
+                correction="mlp.moe_statics.e_score_correction_bias",
+                correction_rows=True,
+                min_sum="moe_norm_min",
+                scaling="",
+                float32=True,
+            ),
+            shared=SharedExperts(count="moe_num_shared_experts"),
+            sparse=SparseLayers(between=True),
         ),
-        skipped=("model.mtp_",),
+        stored=Stored(skipped=("model.mtp_",)),
     ),
 )

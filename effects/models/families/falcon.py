@@ -4,10 +4,22 @@ of Llama's form.
 
 from typing import Final
 
-from minfer.effects.models.families.family import Family, NormNames, Variant
+from minfer.effects.models.families.attention_keys import Biases
+from minfer.effects.models.families.family import Family, Variant
+from minfer.effects.models.families.layer_keys import (
+    FeedForward,
+    LayerExtras,
+    NormNames,
+    Norms,
+    Stored,
+)
 from minfer.effects.models.parts import Renaming
 
-_ONE_NORM: Final = {"parallel": True, "norm_names": NormNames(before_feed="")}
+_PARALLEL: Final = {"extras": LayerExtras(parallel=True)}
+_ONE_NORM: Final = {
+    **_PARALLEL,
+    "norms": Norms(layer_norm=True, bias=True, names=NormNames(before_feed="")),
+}
 _RENAMINGS: Final = {
     r"^transformer\.h\.": "model.layers.",
     r"^transformer\.word_embeddings\.": "model.embed_tokens.",
@@ -32,16 +44,15 @@ ROWS: Final = (
             "multi_query": True,
             "parallel_attn": True,
         },
-        qkv_bias="bias",
-        stored_qkv="query_key_value",
-        qkv_by_key_head=True,
-        out_bias="bias",
-        mlp_bias="bias",
+        biases=Biases(qkv="bias", out="bias", mlp="bias"),
+        stored=Stored(
+            qkv="query_key_value",
+            qkv_by_key_head=True,
+            renamings=tuple(Renaming(*pair) for pair in _RENAMINGS.items()),
+        ),
         activation="ungated_gelu",
-        default_feed_ratio=4,
-        layer_norm=True,
-        norm_bias=True,
-        renamings=tuple(Renaming(*pair) for pair in _RENAMINGS.items()),
+        feed_forward=FeedForward(default_ratio=4),
+        norms=Norms(layer_norm=True, bias=True),
         aliases={
             "num_kv_heads": "num_key_value_heads",
             "ffn_hidden_size": "intermediate_size",
@@ -63,7 +74,7 @@ ROWS: Final = (
                 row=_ONE_NORM,
             ),
             # 40B and 180B: two norms
-            Variant(when={"new_decoder_architecture": True}, row={"parallel": True}),
+            Variant(when={"new_decoder_architecture": True}, row=_PARALLEL),
             # Falcon 2 11B: one norm
             Variant(
                 when={"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1},

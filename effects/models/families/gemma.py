@@ -2,14 +2,30 @@
 
 from typing import Final
 
-from minfer.effects.models.families.common import BIAS
-from minfer.effects.models.families.family import (
-    ExpertKeys,
-    Family,
+from minfer.effects.models.families.attention_keys import (
+    Biases,
     FullHeads,
-    NormNames,
-    NormsBeside,
+    Heads,
+    Positions,
+    QkNorm,
     RopeBases,
+    Scores,
+    Windows,
+)
+from minfer.effects.models.families.common import BIAS
+from minfer.effects.models.families.expert_keys import (
+    ExpertKeys,
+    NormsBeside,
+    Routing,
+    SparseLayers,
+    StoredExperts,
+)
+from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.layer_keys import (
+    Factors,
+    LayerExtras,
+    NormNames,
+    Norms,
 )
 
 _NORMS: Final = NormNames(
@@ -46,16 +62,12 @@ ROWS: Final = (
             "tie_word_embeddings": True,
             "eos_token_id": 1,
         },
-        "pattern",
-        BIAS,
-        BIAS,
+        windows=Windows(where="pattern"),
+        biases=Biases(qkv=BIAS, out=BIAS),
         activation="gelu_tanh",
-        score_cap="attn_logit_softcapping",
-        logit_cap="final_logit_softcapping",
-        norm_offset=True,
-        norm_names=_NORMS,
-        embedding_scale=True,
-        score_scale="query_pre_attn_scalar",
+        scores=Scores(cap="attn_logit_softcapping", root_of="query_pre_attn_scalar"),
+        factors=Factors(logit_cap="final_logit_softcapping", embedding_root=True),
+        norms=Norms(offset=True, names=_NORMS),
     ),
     Family(
         "Gemma4ForCausalLM",
@@ -78,42 +90,39 @@ ROWS: Final = (
             "tie_word_embeddings": True,
             "eos_token_id": 1,
         },
-        "pattern",
-        BIAS,
-        BIAS,
-        qk_norm=True,
+        windows=Windows(where="pattern", last_full=True),
+        biases=Biases(qkv=BIAS, out=BIAS),
+        qk_norm=QkNorm(present=True),
         activation="gelu_tanh",
         experts=ExpertKeys(
             count=("num_experts",),
-            normalise=True,
-            top_k=("top_k_experts",),
-            enabled="enable_moe_block",
-            router="router.proj",
-            experts="experts",
-            stacked=True,
+            routing=Routing(normalise=True, top_k=("top_k_experts",)),
+            sparse=SparseLayers(enabled="enable_moe_block"),
+            stored=StoredExperts(router="router.proj", experts="experts", stacked=True),
             beside=NormsBeside(
                 experts="pre_feedforward_layernorm_2",
                 dense_result="post_feedforward_layernorm_1",
                 experts_result="post_feedforward_layernorm_2",
             ),
         ),
-        logit_cap="final_logit_softcapping",
-        full_heads=FullHeads(
-            head_dim="global_head_dim",
-            kv_heads="num_global_key_value_heads",
-            keys_are_values="attention_k_eq_v",
+        factors=Factors(logit_cap="final_logit_softcapping", embedding_root=True),
+        heads=Heads(
+            full=FullHeads(
+                head_dim="global_head_dim",
+                kv_heads="num_global_key_value_heads",
+                keys_are_values="attention_k_eq_v",
+            ),
+            value_norm=True,
         ),
-        value_norm=True,
-        shared_layers="num_kv_shared_layers",
-        shared_wide="use_double_wide_mlp",
-        scaled_scores=False,
-        last_full=True,
-        layer_inputs="hidden_size_per_layer_input",
-        layer_scalars=True,
-        norm_float32=True,
-        norm_names=_NORMS,
-        embedding_scale=True,
-        rope_bases=RopeBases(full=1e6, sliding=1e4),
+        extras=LayerExtras(
+            shared_keys="num_kv_shared_layers",
+            shared_wide="use_double_wide_mlp",
+            inputs="hidden_size_per_layer_input",
+            scalars=True,
+        ),
+        scores=Scores(scaled=False),
+        norms=Norms(float32=True, names=_NORMS),
+        positions=Positions(bases=RopeBases(full=1e6, sliding=1e4)),
     ),
     Family(
         "Gemma3ForCausalLM",
@@ -133,16 +142,15 @@ ROWS: Final = (
             "tie_word_embeddings": True,
             "eos_token_id": 1,
         },
-        "pattern",
-        BIAS,
-        BIAS,
-        qk_norm=True,
+        windows=Windows(where="pattern"),
+        biases=Biases(qkv=BIAS, out=BIAS),
+        qk_norm=QkNorm(present=True),
         activation="gelu_tanh",
-        logit_cap="final_logit_softcapping",
-        norm_offset=True,
-        norm_names=_NORMS,
-        embedding_scale=True,
-        score_scale="query_pre_attn_scalar",
-        rope_bases=RopeBases(full=1e6, sliding=1e4, sliding_key="rope_local_base_freq"),
+        factors=Factors(logit_cap="final_logit_softcapping", embedding_root=True),
+        norms=Norms(offset=True, names=_NORMS),
+        scores=Scores(root_of="query_pre_attn_scalar"),
+        positions=Positions(
+            bases=RopeBases(full=1e6, sliding=1e4, sliding_key="rope_local_base_freq")
+        ),
     ),
 )

@@ -4,8 +4,10 @@ from typing import Final
 
 from attrs import evolve
 
+from minfer.effects.models.families.attention_keys import Biases, Positions, QkNorm
 from minfer.effects.models.families.common import BIAS, MLA, SIGMOID
-from minfer.effects.models.families.family import Family, NormNames
+from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.layer_keys import NormNames, Norms, Stored
 
 _GLM: Final = {
     "max_position_embeddings": 131072,
@@ -21,24 +23,24 @@ ROWS: Final = (
         "GlmForCausalLM",
         "glm",
         _GLM,
-        qkv_bias=BIAS,
-        partial_rotary=True,
-        interleaved_rotary=True,
-        stored_gate_up="gate_up_proj",
+        biases=Biases(qkv=BIAS),
+        positions=Positions(partial=True, interleaved=True),
+        stored=Stored(gate_up="gate_up_proj"),
         eos_ids=_ENDS,
     ),
     Family(  # GLM-4-0414 and GLM-Z1
         "Glm4ForCausalLM",
         "glm4",
         _GLM,
-        qkv_bias=BIAS,
-        norm_names=NormNames(
-            after_attention="post_self_attn_layernorm",
-            after_feed="post_mlp_layernorm",
+        biases=Biases(qkv=BIAS),
+        norms=Norms(
+            names=NormNames(
+                after_attention="post_self_attn_layernorm",
+                after_feed="post_mlp_layernorm",
+            )
         ),
-        partial_rotary=True,
-        interleaved_rotary=True,
-        stored_gate_up="gate_up_proj",
+        positions=Positions(partial=True, interleaved=True),
+        stored=Stored(gate_up="gate_up_proj"),
         eos_ids=_ENDS,
     ),
     Family(
@@ -57,9 +59,9 @@ ROWS: Final = (
             "first_k_dense_replace": 1,
             "norm_topk_prob": True,
         },
-        qkv_bias=BIAS,
-        qk_norm="use_qk_norm",
-        partial_rotary=True,
+        biases=Biases(qkv=BIAS),
+        qk_norm=QkNorm(present="use_qk_norm"),
+        positions=Positions(partial=True),
         experts=SIGMOID,
     ),
     Family(  # GLM-4.7-Flash
@@ -81,9 +83,10 @@ ROWS: Final = (
             "first_k_dense_replace": 1,
             "norm_topk_prob": True,
         },
-        qkv_bias=BIAS,
-        out_bias=BIAS,
+        biases=Biases(qkv=BIAS, out=BIAS),
         attention="mla",
-        experts=evolve(SIGMOID, layer_types="mlp_layer_types"),
+        experts=evolve(
+            SIGMOID, sparse=evolve(SIGMOID.sparse, layer_types="mlp_layer_types")
+        ),
     ),
 )

@@ -2,8 +2,10 @@
 
 from typing import Final
 
+from minfer.effects.models.families.attention_keys import Biases, Scores, Windows
 from minfer.effects.models.families.common import BIAS
-from minfer.effects.models.families.family import ExpertKeys, Family
+from minfer.effects.models.families.expert_keys import ExpertKeys, Routing, StoredExperts
+from minfer.effects.models.families.family import Family
 
 _YARN: Final = {
     "rope_type": "yarn",
@@ -30,19 +32,17 @@ ROWS: Final = (
             "rope_theta": 150000.0,
             "rope_parameters": _YARN,
         },
-        "pattern",
-        BIAS,
-        BIAS,
-        sinks=True,
+        windows=Windows(where="pattern"),
+        biases=Biases(qkv=BIAS, out=BIAS),
+        scores=Scores(sinks=True),
         experts=ExpertKeys(
             count=("num_experts", "num_local_experts"),
             inter="intermediate_size",
-            normalise=True,
+            routing=Routing(normalise=True),
             bias=True,
-            router="mlp.router",
-            stacked=True,
-            transposed=True,
-            alternating=True,
+            stored=StoredExperts(
+                router="mlp.router", stacked=True, transposed=True, alternating=True
+            ),
         ),
         activation="clamped",
     ),

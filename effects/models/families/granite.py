@@ -4,31 +4,40 @@ from typing import Final
 
 from attrs import evolve
 
+from minfer.effects.models.families.attention_keys import Biases, Scores
 from minfer.effects.models.families.common import BIAS, LLAMA
-from minfer.effects.models.families.family import ExpertKeys, Family
+from minfer.effects.models.families.expert_keys import (
+    ExpertKeys,
+    Routing,
+    SharedExperts,
+    StoredExperts,
+)
+from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.layer_keys import Factors
 
 _DENSE: Final = Family(
     "GraniteForCausalLM",
     "granite",
     LLAMA,
-    "none",
-    BIAS,
-    BIAS,
-    "mlp_bias",
-    embedding_multiplier="embedding_multiplier",
-    residual_multiplier="residual_multiplier",
-    score_multiplier="attention_multiplier",
-    logit_divisor="logits_scaling",
+    biases=Biases(qkv=BIAS, out=BIAS, mlp="mlp_bias"),
+    factors=Factors(
+        embedding="embedding_multiplier",
+        residual="residual_multiplier",
+        logit_divisor="logits_scaling",
+    ),
+    scores=Scores(multiplier="attention_multiplier"),
 )
 _EXPERTS: Final = ExpertKeys(
     count=("num_local_experts",),
     inter="intermediate_size",
-    normalise=True,
-    router="block_sparse_moe.router.layer",
-    experts="block_sparse_moe.experts",
-    stacks=(
-        "block_sparse_moe.input_linear.weight",
-        "block_sparse_moe.output_linear.weight",
+    routing=Routing(normalise=True),
+    stored=StoredExperts(
+        router="block_sparse_moe.router.layer",
+        experts="block_sparse_moe.experts",
+        stacks=(
+            "block_sparse_moe.input_linear.weight",
+            "block_sparse_moe.output_linear.weight",
+        ),
     ),
 )
 _SPARSE: Final = evolve(
@@ -36,7 +45,7 @@ _SPARSE: Final = evolve(
     architecture="GraniteMoeForCausalLM",
     model_type="granitemoe",
     defaults=LLAMA | {"num_local_experts": 8, "num_experts_per_tok": 2},
-    mlp_bias="",
+    biases=Biases(qkv=BIAS, out=BIAS),
     experts=_EXPERTS,
 )
 ROWS: Final = (
@@ -48,9 +57,11 @@ ROWS: Final = (
         model_type="granitemoeshared",
         experts=evolve(
             _EXPERTS,
-            shared="shared_intermediate_size",
-            shared_experts="shared_mlp",
-            shared_matrices=("input_linear", "output_linear"),
+            shared=SharedExperts(
+                width="shared_intermediate_size",
+                name="shared_mlp",
+                matrices=("input_linear", "output_linear"),
+            ),
         ),
         defaults={**_SPARSE.defaults, "shared_intermediate_size": 0},
     ),

@@ -2,8 +2,15 @@
 
 from typing import Final
 
+from minfer.effects.models.families.attention_keys import Biases, Positions, QkNorm
 from minfer.effects.models.families.common import BIAS
-from minfer.effects.models.families.family import ExpertKeys, Family
+from minfer.effects.models.families.expert_keys import (
+    ExpertKeys,
+    Routing,
+    SharedExperts,
+    StoredExperts,
+)
+from minfer.effects.models.families.family import Family
 
 _HUNYUAN: Final = {
     "max_position_embeddings": 2048,
@@ -16,34 +23,29 @@ ROWS: Final = (
         "HunYuanDenseV1ForCausalLM",
         "hunyuan_v1_dense",
         _HUNYUAN,
-        qkv_bias=BIAS,
-        out_bias=BIAS,
-        qk_norm=True,
-        qk_norm_after_rope=True,
-        qk_norm_names=_NORM_NAMES,
-        ntk_alpha=True,
+        biases=Biases(qkv=BIAS, out=BIAS),
+        qk_norm=QkNorm(present=True, after_rope=True, names=_NORM_NAMES),
+        positions=Positions(ntk_alpha=True),
     ),
     Family(
         "HunYuanMoEV1ForCausalLM",
         "hunyuan_v1_moe",
         _HUNYUAN | {"num_experts": 1, "moe_topk": 1},
-        qkv_bias=BIAS,
-        out_bias=BIAS,
-        qk_norm=True,
-        qk_norm_after_rope=True,
-        qk_norm_names=_NORM_NAMES,
-        ntk_alpha=True,
+        biases=Biases(qkv=BIAS, out=BIAS),
+        qk_norm=QkNorm(present=True, after_rope=True, names=_NORM_NAMES),
+        positions=Positions(ntk_alpha=True),
         experts=ExpertKeys(
             count=("num_local_experts", "num_experts"),
             inter="intermediate_size",
-            top_k=("num_experts_per_tok", "moe_topk"),
-            top_k_by_layer=True,
-            normalise=True,
-            scaling="",
-            float32=True,
-            shared="intermediate_size",
-            router="mlp.gate.wg",
-            shared_experts="mlp.shared_mlp",
+            routing=Routing(
+                top_k=("num_experts_per_tok", "moe_topk"),
+                top_k_by_layer=True,
+                normalise=True,
+                scaling="",
+                float32=True,
+            ),
+            shared=SharedExperts(width="intermediate_size", name="mlp.shared_mlp"),
+            stored=StoredExperts(router="mlp.gate.wg"),
         ),
     ),
 )

@@ -2,13 +2,23 @@
 
 from typing import Final
 
-from minfer.effects.models.families.common import BIAS
-from minfer.effects.models.families.family import (
-    ExpertKeys,
-    Family,
+from minfer.effects.models.families.attention_keys import (
+    Biases,
     HeadGateKeys,
+    Heads,
+    Positions,
+    QkNorm,
     RopeBases,
+    Windows,
 )
+from minfer.effects.models.families.common import BIAS
+from minfer.effects.models.families.expert_keys import (
+    ExpertKeys,
+    Routing,
+    SharedExperts,
+    SparseLayers,
+)
+from minfer.effects.models.families.family import Family
 
 _ROPES: Final = {
     "full_attention": {"rope_theta": 5e5, "partial_rotary_factor": 0.5},
@@ -32,24 +42,31 @@ ROWS: Final = (
             "num_experts": 256,
             "moe_routed_scaling_factor": 1.0,
         },
-        "listed",
-        BIAS,
-        BIAS,
-        heads_by_layer="num_attention_heads_per_layer",
-        head_gate=HeadGateKeys("self_attn.g_proj", "softplus", "gating"),
-        qk_norm=True,
-        rope_bases=RopeBases(full=5e5, sliding=1e4, own_shares=True),
-        partial_rotary=True,
+        windows=Windows(where="listed"),
+        biases=Biases(qkv=BIAS, out=BIAS),
+        heads=Heads(
+            by_layer="num_attention_heads_per_layer",
+            gate=HeadGateKeys(
+                name="self_attn.g_proj", activation="softplus", granularity="gating"
+            ),
+        ),
+        qk_norm=QkNorm(present=True),
+        positions=Positions(
+            bases=RopeBases(full=5e5, sliding=1e4, own_shares=True), partial=True
+        ),
         experts=ExpertKeys(
             count=("num_experts",),
-            scores="sigmoid",
-            normalise=True,
-            correction="mlp.experts.e_score_correction_bias",
-            scaling="moe_routed_scaling_factor",
-            logit_cap="moe_router_logit_softcapping",
-            shared="shared_expert_intermediate_size",
-            layer_types="mlp_layer_types",
-            shared_experts="mlp.shared_expert",
+            routing=Routing(
+                scores="sigmoid",
+                normalise=True,
+                correction="mlp.experts.e_score_correction_bias",
+                scaling="moe_routed_scaling_factor",
+                logit_cap="moe_router_logit_softcapping",
+            ),
+            shared=SharedExperts(
+                width="shared_expert_intermediate_size", name="mlp.shared_expert"
+            ),
+            sparse=SparseLayers(layer_types="mlp_layer_types"),
         ),
     ),
 )

@@ -2,11 +2,30 @@
 
 from typing import Final
 
+from minfer.effects.models.families.attention_keys import (
+    Biases,
+    Positions,
+    QkNorm,
+    Windows,
+)
 from minfer.effects.models.families.common import BIAS, LLAMA
-from minfer.effects.models.families.family import ExpertKeys, Family
+from minfer.effects.models.families.expert_keys import (
+    ExpertKeys,
+    Routing,
+    SharedExperts,
+    SparseLayers,
+    StoredExperts,
+)
+from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.layer_keys import FeedForward, Stored
 
 ROWS: Final = (
-    Family("LlamaForCausalLM", "llama", LLAMA, "none", BIAS, BIAS, "mlp_bias"),
+    Family(
+        "LlamaForCausalLM",
+        "llama",
+        LLAMA,
+        biases=Biases(qkv=BIAS, out=BIAS, mlp="mlp_bias"),
+    ),
     Family(
         "Llama4ForCausalLM",
         "llama4_text",
@@ -27,29 +46,28 @@ ROWS: Final = (
             "floor_scale": 8192,
             "attn_scale": 0.1,
         },
-        "chunked",
-        BIAS,
-        BIAS,
-        unit_heads="use_qk_norm",
-        interleaved_rotary=True,
-        rotated_layers="listed",
-        query_scale="unrotated",
-        dense_width="intermediate_size_mlp",
-        feed_name="feed_forward",
+        windows=Windows(where="chunked"),
+        biases=Biases(qkv=BIAS, out=BIAS),
+        qk_norm=QkNorm(unit="use_qk_norm"),
+        positions=Positions(
+            interleaved=True, rotated_layers="listed", query_scale="unrotated"
+        ),
+        feed_forward=FeedForward(width="intermediate_size_mlp"),
+        stored=Stored(feed_forward="feed_forward"),
         experts=ExpertKeys(
             count=("num_local_experts",),
             inter="intermediate_size",
-            scores="sigmoid",
-            normalise=False,
-            shared="intermediate_size",
-            sparse_step="interleave_moe_layer_step",
-            sparse_layers="moe_layers",
-            weighs_inputs=True,
-            router="feed_forward.router",
-            experts="feed_forward.experts",
-            shared_experts="feed_forward.shared_expert",
-            stacked=True,
-            transposed=True,
+            routing=Routing(scores="sigmoid", normalise=False, weighs_inputs=True),
+            shared=SharedExperts(
+                width="intermediate_size", name="feed_forward.shared_expert"
+            ),
+            sparse=SparseLayers(step="interleave_moe_layer_step", listed="moe_layers"),
+            stored=StoredExperts(
+                router="feed_forward.router",
+                experts="feed_forward.experts",
+                stacked=True,
+                transposed=True,
+            ),
         ),
     ),
 )

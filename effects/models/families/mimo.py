@@ -4,8 +4,18 @@ from typing import Final
 
 from attrs import evolve
 
+from minfer.effects.models.families.attention_keys import (
+    Biases,
+    Heads,
+    Positions,
+    RopeBases,
+    Scores,
+    Windows,
+)
 from minfer.effects.models.families.common import BIAS, SIGMOID
-from minfer.effects.models.families.family import Family, RopeBases
+from minfer.effects.models.families.expert_keys import SharedExperts
+from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.layer_keys import Stored
 
 ROWS: Final = (
     Family(
@@ -27,17 +37,23 @@ ROWS: Final = (
             "norm_topk_prob": True,
             "first_k_dense_replace": 1,
         },
-        "pattern",
-        BIAS,
-        sinks="windowed",
-        sinks_name="attention_sink_bias",
-        window_kv_heads=2,
-        value_dim="v_head_dim",
-        value_scale="attention_value_scale",
-        first_full=True,
-        rope_bases=RopeBases(full=5e6, sliding=1e4, sliding_key="swa_rope_theta"),
-        partial_rotary=True,
-        experts=evolve(SIGMOID, shared_count="", layer_types="mlp_layer_types"),
-        skipped=("model.mtp.",),
+        windows=Windows(where="pattern", first_full=True),
+        biases=Biases(qkv=BIAS),
+        scores=Scores(sinks="windowed", sinks_name="attention_sink_bias"),
+        heads=Heads(
+            window_kv_multiple=2,
+            value_dim="v_head_dim",
+            value_scale="attention_value_scale",
+        ),
+        positions=Positions(
+            bases=RopeBases(full=5e6, sliding=1e4, sliding_key="swa_rope_theta"),
+            partial=True,
+        ),
+        experts=evolve(
+            SIGMOID,
+            shared=SharedExperts(),
+            sparse=evolve(SIGMOID.sparse, layer_types="mlp_layer_types"),
+        ),
+        stored=Stored(skipped=("model.mtp.",)),
     ),
 )

@@ -2,7 +2,10 @@
 
 from typing import Final
 
-from minfer.effects.models.families.family import ExpertKeys, Family
+from minfer.effects.models.families.attention_keys import Positions, QkNorm
+from minfer.effects.models.families.expert_keys import ExpertKeys, Routing, StoredExperts
+from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.layer_keys import Stored
 from minfer.effects.models.parts import Renaming
 
 ROWS: Final = (
@@ -18,22 +21,26 @@ ROWS: Final = (
             "num_experts_per_tok": 8,
             "num_local_experts": 256,
         },
-        qk_norm=True,
-        qk_norm_over="all",
-        partial_rotary=True,
-        rotary_dim="rotary_dim",
+        qk_norm=QkNorm(present=True, over="all"),
+        positions=Positions(partial=True, rotary_dim="rotary_dim"),
         experts=ExpertKeys(
             count=("num_experts", "num_local_experts"),
             inter="intermediate_size",
-            scores="sigmoid",
-            normalise=True,
-            correction="block_sparse_moe.e_score_correction_bias",
-            scaling="",
-            float32=True,
-            router="block_sparse_moe.gate",
-            experts="block_sparse_moe.experts",
-            matrices=("w1", "w3", "w2"),
+            routing=Routing(
+                scores="sigmoid",
+                normalise=True,
+                correction="block_sparse_moe.e_score_correction_bias",
+                scaling="",
+                float32=True,
+            ),
+            stored=StoredExperts(
+                router="block_sparse_moe.gate",
+                experts="block_sparse_moe.experts",
+                matrices=("w1", "w3", "w2"),
+            ),
         ),
-        renamings=(Renaming(r"\.mlp\.", ".block_sparse_moe."),),  # of transformers 5
+        stored=Stored(
+            renamings=(Renaming(r"\.mlp\.", ".block_sparse_moe."),)  # of transformers 5
+        ),
     ),
 )

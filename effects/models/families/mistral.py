@@ -2,8 +2,17 @@
 
 from typing import Final
 
+from minfer.effects.models.families.attention_keys import Biases, Positions, Windows
 from minfer.effects.models.families.common import BIAS, LLAMA
-from minfer.effects.models.families.family import ExpertKeys, Family
+from minfer.effects.models.families.expert_keys import (
+    ExpertKeys,
+    Routing,
+    SharedExperts,
+    SparseLayers,
+    StoredExperts,
+)
+from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.layer_keys import Stored
 from minfer.effects.models.parts import Renaming
 
 _LONG: Final = {"max_position_embeddings": 131072, "num_key_value_heads": 8}
@@ -17,9 +26,9 @@ _YARN: Final = {
     "llama_4_scaling_beta": 0.1,
 }
 ROWS: Final = (
-    Family("MistralForCausalLM", "mistral", _MISTRAL, "every"),
+    Family("MistralForCausalLM", "mistral", _MISTRAL, windows=Windows(where="every")),
     # Ministral 8B is published as `mistral` with `layer_types`.
-    Family("MinistralForCausalLM", "ministral", _MISTRAL, "every"),
+    Family("MinistralForCausalLM", "ministral", _MISTRAL, windows=Windows(where="every")),
     Family(
         "MixtralForCausalLM",
         "mixtral",
@@ -32,16 +41,20 @@ ROWS: Final = (
             "num_experts_per_tok": 2,
             "num_local_experts": 8,
         },
-        "uniform",
+        windows=Windows(where="uniform"),
         experts=ExpertKeys(
             count=("num_experts", "num_local_experts"),
             inter="intermediate_size",
-            normalise=True,
-            router="block_sparse_moe.gate",
-            experts="block_sparse_moe.experts",
-            matrices=("w1", "w3", "w2"),
+            routing=Routing(normalise=True),
+            stored=StoredExperts(
+                router="block_sparse_moe.gate",
+                experts="block_sparse_moe.experts",
+                matrices=("w1", "w3", "w2"),
+            ),
         ),
-        renamings=(Renaming(r"\.mlp\.", ".block_sparse_moe."),),  # of transformers 5
+        stored=Stored(
+            renamings=(Renaming(r"\.mlp\.", ".block_sparse_moe."),)  # of transformers 5
+        ),
     ),
     Family(
         "Ministral3ForCausalLM",
@@ -59,8 +72,8 @@ ROWS: Final = (
                 "original_max_position_embeddings": 16384,
             },
         },
-        "uniform",
-        query_scale="rope",
+        windows=Windows(where="uniform"),
+        positions=Positions(query_scale="rope"),
     ),
     Family(
         "Mistral4ForCausalLM",
@@ -85,18 +98,15 @@ ROWS: Final = (
                 "original_max_position_embeddings": 8192,
             },
         },
-        qkv_bias=BIAS,
-        out_bias=BIAS,
+        biases=Biases(qkv=BIAS, out=BIAS),
         attention="mla",
-        partial_rotary=True,
-        query_scale="rope",
+        positions=Positions(partial=True, query_scale="rope"),
         experts=ExpertKeys(
             count=("num_local_experts", "n_routed_experts"),
-            shared_count="n_shared_experts",
-            first_dense="first_k_dense_replace",
-            stacked=True,
-            best_two=True,
-            groups=True,
+            shared=SharedExperts(count="n_shared_experts"),
+            sparse=SparseLayers(first_dense="first_k_dense_replace"),
+            stored=StoredExperts(stacked=True),
+            routing=Routing(best_two=True, groups=True),
         ),
     ),
 )

@@ -2,8 +2,16 @@
 
 from typing import Final
 
+from minfer.effects.models.families.attention_keys import (
+    Biases,
+    Positions,
+    QkNorm,
+    RopeBases,
+    Windows,
+)
 from minfer.effects.models.families.common import BIAS
-from minfer.effects.models.families.family import Family, NormNames, RopeBases
+from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.layer_keys import NormNames, Norms
 
 # Results are normalised, and not what sublayers read.
 _NORMS: Final = NormNames(
@@ -17,12 +25,9 @@ ROWS: Final = (
         "Olmo2ForCausalLM",
         "olmo2",
         {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "eos_token_id": 50279},
-        "none",
-        BIAS,
-        BIAS,
-        qk_norm=True,
-        qk_norm_over="all",
-        norm_names=_NORMS,
+        biases=Biases(qkv=BIAS, out=BIAS),
+        qk_norm=QkNorm(present=True, over="all"),
+        norms=Norms(names=_NORMS),
     ),
     Family(
         "Olmo3ForCausalLM",
@@ -34,12 +39,10 @@ ROWS: Final = (
             "sliding_window": 4096,
             "sliding_window_pattern": 4,
         },
-        "pattern",
-        BIAS,
-        BIAS,
-        qk_norm=True,
-        qk_norm_over="all",
-        norm_names=_NORMS,
-        rope_bases=RopeBases(full=5e5, sliding=5e5),
+        windows=Windows(where="pattern"),
+        biases=Biases(qkv=BIAS, out=BIAS),
+        qk_norm=QkNorm(present=True, over="all"),
+        norms=Norms(names=_NORMS),
+        positions=Positions(bases=RopeBases(full=5e5, sliding=5e5)),
     ),
 )

@@ -2,7 +2,14 @@
 
 from typing import Final
 
-from minfer.effects.models.families.family import Family, NormNames
+from minfer.effects.models.families.attention_keys import Biases, Positions, Windows
+from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.layer_keys import (
+    LayerExtras,
+    NormNames,
+    Norms,
+    Stored,
+)
 from minfer.effects.models.parts import Renaming
 
 ROWS: Final = (
@@ -15,11 +22,9 @@ ROWS: Final = (
             "rms_norm_eps": 1e-5,
             "eos_token_id": 32000,
         },
-        "uniform",
-        partial_rotary=True,
-        longrope=True,
-        stored_qkv="qkv_proj",
-        stored_gate_up="gate_up_proj",
+        windows=Windows(where="uniform"),
+        positions=Positions(partial=True, longrope=True),
+        stored=Stored(qkv="qkv_proj", gate_up="gate_up_proj"),
     ),
     Family(  # Phi-1, 1.5 and 2
         "PhiForCausalLM",
@@ -30,21 +35,18 @@ ROWS: Final = (
             "partial_rotary_factor": 0.5,
             "eos_token_id": 2,
         },
-        qkv_bias=True,
-        out_bias=True,
-        mlp_bias=True,
-        head_bias=True,
+        biases=Biases(qkv=True, out=True, mlp=True, lm_head=True),
         activation="ungated_gelu_tanh",
-        layer_norm=True,
-        norm_bias=True,
-        norm_names=NormNames(before_feed=""),
-        parallel=True,
-        partial_rotary=True,
-        renamings=(
-            Renaming(r"\.self_attn\.dense\.", ".self_attn.o_proj."),
-            Renaming(r"\.fc1\.", ".up_proj."),
-            Renaming(r"\.fc2\.", ".down_proj."),
-            Renaming(r"^model\.final_layernorm\.", "model.norm."),
+        norms=Norms(layer_norm=True, bias=True, names=NormNames(before_feed="")),
+        extras=LayerExtras(parallel=True),
+        positions=Positions(partial=True),
+        stored=Stored(
+            renamings=(
+                Renaming(r"\.self_attn\.dense\.", ".self_attn.o_proj."),
+                Renaming(r"\.fc1\.", ".up_proj."),
+                Renaming(r"\.fc2\.", ".down_proj."),
+                Renaming(r"^model\.final_layernorm\.", "model.norm."),
+            )
         ),
         aliases={"layer_norm_eps": "rms_norm_eps"},
     ),

@@ -2,8 +2,10 @@
 
 from typing import Final
 
+from minfer.effects.models.families.attention_keys import Biases, QkNorm, Windows
 from minfer.effects.models.families.common import BIAS
-from minfer.effects.models.families.family import ExpertKeys, Family
+from minfer.effects.models.families.expert_keys import ExpertKeys, SharedExperts
+from minfer.effects.models.families.family import Family
 
 _QWEN: Final = {"max_position_embeddings": 32768, "num_key_value_heads": 32}
 _QWEN2: Final = _QWEN | {"sliding_window": 4096, "max_window_layers": 28}
@@ -11,8 +13,21 @@ _QWEN3: Final = _QWEN2 | {"head_dim": 128}
 _SPARSE: Final = {"decoder_sparse_step": 1, "mlp_only_layers": []}
 _QWEN_EXPERTS: Final = ExpertKeys(count=("num_experts", "num_local_experts"))
 ROWS: Final = (
-    Family("Qwen2ForCausalLM", "qwen2", _QWEN2, "upper", True),
-    Family("Qwen3ForCausalLM", "qwen3", _QWEN3, "upper", BIAS, BIAS, qk_norm=True),
+    Family(
+        "Qwen2ForCausalLM",
+        "qwen2",
+        _QWEN2,
+        windows=Windows(where="upper"),
+        biases=Biases(qkv=True),
+    ),
+    Family(
+        "Qwen3ForCausalLM",
+        "qwen3",
+        _QWEN3,
+        windows=Windows(where="upper"),
+        biases=Biases(qkv=BIAS, out=BIAS),
+        qk_norm=QkNorm(present=True),
+    ),
     Family(
         "Qwen2MoeForCausalLM",
         "qwen2_moe",
@@ -28,13 +43,15 @@ ROWS: Final = (
             "num_experts": 60,
             "qkv_bias": True,
         },
-        "lower",
-        "qkv_bias",
+        windows=Windows(where="lower"),
+        biases=Biases(qkv="qkv_bias"),
         experts=ExpertKeys(
             count=("num_experts",),
-            shared="shared_expert_intermediate_size",
-            shared_gate=True,
-            shared_experts="mlp.shared_expert",
+            shared=SharedExperts(
+                width="shared_expert_intermediate_size",
+                gate=True,
+                name="mlp.shared_expert",
+            ),
         ),
     ),
     Family(
@@ -49,10 +66,9 @@ ROWS: Final = (
             "num_experts_per_tok": 8,
             "num_local_experts": 128,
         },
-        "flag",
-        BIAS,
-        BIAS,
-        qk_norm=True,
+        windows=Windows(where="flag"),
+        biases=Biases(qkv=BIAS, out=BIAS),
+        qk_norm=QkNorm(present=True),
         experts=_QWEN_EXPERTS,
     ),
 )

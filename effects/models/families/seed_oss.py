@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from minfer.effects.models.families.attention_keys import Biases
 from minfer.effects.models.families.common import BIAS
 from minfer.effects.models.families.family import Family
 
@@ -16,9 +17,6 @@ ROWS: Final = (
             "attention_bias": True,
             "eos_token_id": 2,
         },
-        "none",
-        BIAS,
-        "attention_out_bias",
-        "mlp_bias",
+        biases=Biases(qkv=BIAS, out="attention_out_bias", mlp="mlp_bias"),
     ),
 )

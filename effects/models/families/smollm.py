@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from minfer.effects.models.families.attention_keys import Biases, Positions, Windows
 from minfer.effects.models.families.common import BIAS
 from minfer.effects.models.families.family import Family
 
@@ -16,10 +17,8 @@ ROWS: Final = (
             "tie_word_embeddings": True,
             "eos_token_id": 128001,
         },
-        "unrotated",
-        BIAS,
-        BIAS,
-        "mlp_bias",
-        rotated_layers="listed",
+        windows=Windows(where="unrotated"),
+        biases=Biases(qkv=BIAS, out=BIAS, mlp="mlp_bias"),
+        positions=Positions(rotated_layers="listed"),
     ),
 )

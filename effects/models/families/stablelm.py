@@ -2,7 +2,14 @@
 
 from typing import Final
 
-from minfer.effects.models.families.family import Family, NormNames, Variant
+from minfer.effects.models.families.attention_keys import Biases, Positions, QkNorm
+from minfer.effects.models.families.family import Family, Variant
+from minfer.effects.models.families.layer_keys import (
+    LayerExtras,
+    NormNames,
+    Norms,
+    Stored,
+)
 from minfer.effects.models.parts import Renaming
 
 ROWS: Final = (
@@ -16,19 +23,24 @@ ROWS: Final = (
             "partial_rotary_factor": 0.25,
             "eos_token_id": 0,
         },
-        qkv_bias="use_qkv_bias",
-        qk_norm="qk_layernorm",
-        qk_norm_factors="listed",
-        layer_norm=True,
-        norm_bias=True,
-        partial_rotary=True,
-        renamings=(Renaming(r"\.([qk])_layernorm\.norms\.", r".\1_norm."),),
+        biases=Biases(qkv="use_qkv_bias"),
+        qk_norm=QkNorm(present="qk_layernorm", factors="listed"),
+        norms=Norms(layer_norm=True, bias=True),
+        positions=Positions(partial=True),
+        stored=Stored(
+            renamings=(Renaming(r"\.([qk])_layernorm\.norms\.", r".\1_norm."),)
+        ),
         aliases={"layer_norm_eps": "rms_norm_eps"},
         variants=(
             Variant(when={}, config={"head_dim": None}),  # transformers derives it
             Variant(
                 when={"use_parallel_residual": True},
-                row={"parallel": True, "norm_names": NormNames(before_feed="")},
+                row={
+                    "extras": LayerExtras(parallel=True),
+                    "norms": Norms(
+                        layer_norm=True, bias=True, names=NormNames(before_feed="")
+                    ),
+                },
             ),
         ),
     ),

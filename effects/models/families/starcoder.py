@@ -2,7 +2,9 @@
 
 from typing import Final
 
+from minfer.effects.models.families.attention_keys import Biases, Windows
 from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.layer_keys import Norms, Stored
 from minfer.effects.models.parts import Renaming
 
 ROWS: Final = (
@@ -17,16 +19,15 @@ ROWS: Final = (
             "tie_word_embeddings": True,
             "eos_token_id": 50256,
         },
-        "uniform",
-        qkv_bias="use_bias",
-        out_bias="use_bias",
-        mlp_bias="use_bias",
+        windows=Windows(where="uniform"),
+        biases=Biases(qkv="use_bias", out="use_bias", mlp="use_bias"),
         activation="ungated_gelu_tanh",
-        layer_norm=True,
-        norm_bias=True,
-        renamings=(
-            Renaming(r"\.c_fc\.", ".up_proj."),
-            Renaming(r"\.c_proj\.", ".down_proj."),
+        norms=Norms(layer_norm=True, bias=True),
+        stored=Stored(
+            renamings=(
+                Renaming(r"\.c_fc\.", ".up_proj."),
+                Renaming(r"\.c_proj\.", ".down_proj."),
+            )
         ),
         aliases={"norm_epsilon": "rms_norm_eps"},
     ),

@@ -11,7 +11,14 @@ from typing import Final
 
 from attrs import evolve
 
-from minfer.effects.models.families.family import ExpertKeys, Family
+from minfer.effects.models.families.attention_keys import (
+    Biases,
+    Positions,
+    QkNorm,
+    Windows,
+)
+from minfer.effects.models.families.expert_keys import ExpertKeys, Routing, StoredExperts
+from minfer.effects.models.families.family import Family
 from minfer.effects.models.families.table import BY_MODEL_TYPE
 
 _SIZES_32: Final = {
@@ -45,7 +52,7 @@ _ROWS: Final = (
             architecture=f"{name}ForConditionalGeneration",
             model_type=model_type,
             defaults=_QWEN2,
-            position_sections=True,
+            positions=Positions(sections=True),
         )
         for name, model_type in (
             ("Qwen2VL", "qwen2_vl_text"),
@@ -59,8 +66,8 @@ _ROWS: Final = (
         defaults=_QWEN3
         | _SIZES_32
         | {"hidden_size": 4096, "intermediate_size": 22016, "head_dim": 128},
-        windows="none",
-        position_sections=True,
+        windows=Windows(),
+        positions=Positions(sections=True),
     ),
     evolve(
         BY_MODEL_TYPE["qwen3_moe"],
@@ -79,13 +86,13 @@ _ROWS: Final = (
             "decoder_sparse_step": 1,
             "mlp_only_layers": [],
         },
-        windows="none",
+        windows=Windows(),
         experts=ExpertKeys(
             count=("num_experts", "num_local_experts"),
-            normalise=True,
-            maybe_transposed=True,
+            routing=Routing(normalise=True),
+            stored=StoredExperts(maybe_transposed=True),
         ),
-        position_sections=True,
+        positions=Positions(sections=True),
     ),
     evolve(  # GLM-4.1V and 4.6V-Flash
         BY_MODEL_TYPE["glm4"],
@@ -101,9 +108,9 @@ _ROWS: Final = (
             "max_position_embeddings": 32768,
             "rms_norm_eps": 1e-5,
         },
-        qkv_bias=True,
+        biases=Biases(qkv=True),
         eos_ids=(),
-        position_sections=True,
+        positions=evolve(BY_MODEL_TYPE["glm4"].positions, sections=True),
     ),
     evolve(  # GLM-4.5V and 4.6V
         BY_MODEL_TYPE["glm4_moe"],
@@ -119,8 +126,8 @@ _ROWS: Final = (
             "max_position_embeddings": 65536,
             "attention_bias": True,
         },
-        qk_norm=False,
-        position_sections=True,
+        qk_norm=QkNorm(),
+        positions=evolve(BY_MODEL_TYPE["glm4_moe"].positions, sections=True),
     ),
 )
 TEXT_HALVES: Final[Mapping[str, Family]] = {row.model_type: row for row in _ROWS}

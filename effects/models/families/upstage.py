@@ -4,6 +4,7 @@ from typing import Final
 
 from attrs import evolve
 
+from minfer.effects.models.families.attention_keys import Biases
 from minfer.effects.models.families.common import BIAS, SIGMOID
 from minfer.effects.models.families.family import Family
 
@@ -26,7 +27,7 @@ ROWS: Final = (
             "topk_group": 1,
             "norm_topk_prob": True,
         },
-        qkv_bias=BIAS,
-        experts=evolve(SIGMOID, first_dense=""),
+        biases=Biases(qkv=BIAS),
+        experts=evolve(SIGMOID, sparse=evolve(SIGMOID.sparse, first_dense="")),
     ),
 )

@@ -37,7 +37,7 @@ class Architecture:
     @property
     def layer_names(self) -> Mapping[str, str]:
         """Names of a layer's tensors in the checkpoint, by their names in the file."""
-        norms = self.family.norm_names
+        norms = self.family.norms.names
         names = {
             **_LAYER,
             "attn_norm": norms.before_attention,
@@ -49,8 +49,8 @@ class Architecture:
         if self.family.attention == "mla":
             names |= _MLA
         if (keys := self.family.experts) is not None:
-            shared = keys.shared_experts
-            names["ffn_gate_inp"] = keys.router
+            shared = keys.shared.name
+            names["ffn_gate_inp"] = keys.stored.router
             names["ffn_gate_inp_shexp"] = f"{shared}_gate"
             for name, matrix in _MATRICES.items():
                 names[f"{name}_shexp"] = f"{shared}.{matrix}"
@@ -62,7 +62,7 @@ class Architecture:
         file, by their whole names there.
         """
         keys = self.family.experts
-        router = "" if keys is None else keys.router
+        router = "" if keys is None else keys.stored.router
         return {
             "attn_sinks.weight": "self_attn.sinks",
             "exp_probs_b.bias": f"{router}.e_score_correction_bias",
@@ -74,7 +74,7 @@ class Architecture:
         the file that hold those of all experts.
         """
         keys = self.family.experts
-        names = () if keys is None else zip(_MATRICES, keys.matrices, strict=True)
+        names = () if keys is None else zip(_MATRICES, keys.stored.matrices, strict=True)
         return {f"{name}_exps": matrix for name, matrix in names}
 
 
@@ -83,7 +83,7 @@ GLOBAL_NAMES: Final = {
     "output_norm": "model.norm",
     "output": "lm_head",
 }
-# In the order of `ExpertKeys.matrices`.
+# In the order of `StoredExperts.matrices`.
 _MATRICES: Final = {
     "ffn_gate": "gate_proj",
     "ffn_up": "up_proj",

@@ -24,7 +24,7 @@ def read_attention(metadata: GgufMetadata, arch: Architecture) -> dict[str, Any]
             ".attention.value_length", f"a head's dimensions, {head_dim}"
         )
     rotated = metadata.integer(".rope.dimension_count", head_dim)
-    if rotated != head_dim and not arch.family.partial_rotary:
+    if rotated != head_dim and not arch.family.positions.partial:
         raise metadata.error(".rope.dimension_count", f"a head's dimensions, {head_dim}")
     config: dict[str, Any] = {
         "num_key_value_heads": metadata.same_in_all_layers(
@@ -36,11 +36,11 @@ def read_attention(metadata: GgufMetadata, arch: Architecture) -> dict[str, Any]
     if arch.model_type == "gpt_oss" and config["rope_scaling"] is not None:
         # Of its published config; files do not say it.
         config["rope_scaling"]["truncate"] = False
-    if arch.family.partial_rotary:
+    if arch.family.positions.partial:
         config["partial_rotary_factor"] = rotated / head_dim
-    if isinstance(arch.family.qk_norm, str):
+    if isinstance(arch.family.qk_norm.present, str):
         is_normed = "blk.0.attn_q_norm.weight" in metadata.file.tensors
-        config[arch.family.qk_norm] = is_normed
+        config[arch.family.qk_norm.present] = is_normed
     return config | _windows(metadata, heads, head_dim, hidden)
 
 

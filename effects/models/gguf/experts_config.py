@@ -16,25 +16,26 @@ def read_experts(metadata: GgufMetadata, arch: Architecture) -> dict[str, Any]:
     keys = arch.family.experts
     if keys is None:
         return {}
+    normalise = keys.routing.normalise
     config: dict[str, Any] = {
         keys.count[0]: metadata.integer(EXPERT_COUNT, below=MAX_EXPERTS + 1),
         "num_experts_per_tok": metadata.integer(".expert_used_count"),
     }
-    if isinstance(keys.normalise, str):
+    if isinstance(normalise, str):
         # Files without the key are read as the published models of the architecture.
         default = arch.model_type != "qwen2_moe"
-        config[keys.normalise] = metadata.flag(".expert_weights_norm", default=default)
+        config[normalise] = metadata.flag(".expert_weights_norm", default=default)
     dense = 0
-    if keys.first_dense:
+    if keys.sparse.first_dense:
         dense = metadata.integer(".leading_dense_block_count", 0, low=0)
-        config[keys.first_dense] = dense
+        config[keys.sparse.first_dense] = dense
     width = _width(metadata, ".expert_feed_forward_length", dense, "ffn_up_exps")
     config[keys.inter] = width
-    if keys.shared:
+    if keys.shared.width:
         key = ".expert_shared_feed_forward_length"
-        config[keys.shared] = _width(metadata, key, dense, "ffn_up_shexp")
-    if keys.shared_count:
-        config[keys.shared_count] = metadata.integer(".expert_shared_count", 0, low=0)
+        config[keys.shared.width] = _width(metadata, key, dense, "ffn_up_shexp")
+    if keys.shared.count:
+        config[keys.shared.count] = metadata.integer(".expert_shared_count", 0, low=0)
     if ".expert_weights_scale" in arch.reads:
         config |= _routing(metadata, arch)
     return config
@@ -51,7 +52,8 @@ def _routing(metadata: GgufMetadata, arch: Architecture) -> dict[str, Any]:
         "norm_topk_prob": metadata.flag(".expert_weights_norm", default=False),
     }
     gating = metadata.integer(".expert_gating_func", 0, low=0)
-    expected = _GATING[arch.family.experts.scores if arch.family.experts else "softmax"]
+    experts = arch.family.experts
+    expected = _GATING[experts.routing.scores if experts else "softmax"]
     if gating and gating != expected:
         raise metadata.error(".expert_gating_func", str(expected))
     if arch.model_type == "deepseek_v2":

@@ -178,7 +178,7 @@ def _map_tensor(
             raise _unknown(file, arch, stored, f"its first dimension must be {experts}")
         for i in range(experts):
             tensor = HfTensor(stored, stored.shape[1:], expert=i)
-            new_name = f"{prefix}.{arch.family.experts.experts}.{i}.{matrix}"
+            new_name = f"{prefix}.{arch.family.experts.stored.experts}.{i}.{matrix}"
             if end == "bias":
                 yield f"{new_name}.bias", tensor
             else:

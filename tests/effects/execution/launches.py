@@ -31,7 +31,7 @@ from minfer.effects.models.architecture import products
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.checkpoint.random_weights import random_weights
-from minfer.effects.models.families.family import HeadGateKeys
+from minfer.effects.models.families.attention_keys import HeadGateKeys
 from minfer.effects.models.layout.shapes import captured_tokens
 from minfer.effects.models.ranks import (
     SINGLE_RANK,
@@ -148,7 +148,9 @@ CASES: Final = {
     "norms of all heads": Case(with_attention(BASE, qk_norm=True, qk_norm_over="all")),
     "gates": Case(
         with_attention(
-            BASE, gate=HeadGateKeys("self_attn.g_proj", "softplus"), gates_by_head=True
+            BASE,
+            gate=HeadGateKeys(name="self_attn.g_proj", activation="softplus"),
+            gates_by_head=True,
         )
     ),
     "scaled logits": Case(evolve(BASE, logit_scale=0.5)),

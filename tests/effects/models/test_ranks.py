@@ -120,7 +120,7 @@ def test_ranks_compute_what_one_computes(
     # all heads; embedding and logits.
     if parallel.tensor > 1:
         calls = sum(stage.calls for stage in stages)
-        sums = 3 if spec.family.qk_norm_over == "all" else 2
+        sums = 3 if spec.family.qk_norm.over == "all" else 2
         assert calls == 3 * (sums * len(spec.layers) + 2)
 
 
