@@ -92,12 +92,12 @@ def norm_gated(
     silu = activation == "silu"
     if tune is not None and silu and fused_linear.fits(x, gate_up, gated=True):
         return _product_of_few_tokens(x, norm, gate_up, tune, gated=True)
+    if tune is not None and not silu:
+        return gated_mul(norm_linear(x, norm, gate_up), activation)
     if _has_8_bit_library(x, gate_up):
         if silu and _rounded_tune(x, gate_up, gated=True):
             return _rounded_product(x, norm, gate_up, gated=True)
         return gated_mul(_rounded_product(x, norm, gate_up), activation)
-    if tune is not None and not silu:
-        return gated_mul(norm_linear(x, norm, gate_up), activation)
     return fused_linear.norm_gated(x, norm, _dequantized(gate_up, x), activation, fused)
 
 
