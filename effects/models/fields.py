@@ -62,9 +62,13 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "rope_interleave": (True,),
     },
     "deepseek_v3": {"topk_method": ("noaux_tc",)},
+    # Of layers with a window, which these classes do not read.
     "gemma2": {"sliding_window_pattern": (2,)},
+    "gpt_oss": {"sliding_window_pattern": (2,)},
+    "olmo3": {"sliding_window_pattern": (4,)},
     # Text attends to what is before it alone under "vision".
     "gemma4_text": {
+        "sliding_window_pattern": (6,),
         "use_bidirectional_attention": ("vision",),
         "rope_scaling": (),
     },
@@ -78,8 +82,11 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     # n_embed is an older name of hidden_size; transformers cannot set head_dim.
     "falcon": {"num_ln_in_parallel_attn": (1, 2), "n_embed": (), "head_dim": ()},
     "mistral4": {"topk_method": ()},
+    "dots1": {"topk_method": ("noaux_tc",)},
+    "solar_open": {"topk_method": ("noaux_tc",)},
     # As published; transformers' class reads none of them.
     "mimo_v2_flash": {
+        "sliding_window_pattern": (6,),
         "topk_method": ("noaux_tc",),
         "attention_chunk_size": (128,),
         "moe_layer_freq": ([0, *[1] * 47],),
@@ -89,6 +96,8 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     },
     "laguna": {
         "moe_apply_router_weight_on_input": (False,),
+        # transformers' class reads mlp_layer_types alone, and assumes this
+        "mlp_only_layers": ([0],),
         # its ropes are in rope_parameters alone
         "rope_scaling": (),
     },
@@ -128,7 +137,6 @@ INERT_OF: Final[Mapping[str, frozenset[str]]] = {
     "mistral4": _MLA,
     "youtu": _MLA | {"embedding_initializer_range"},
     "gpt_oss": frozenset({"hidden_act"}),
-    "cohere2": frozenset({"head_dim"}),  # which it derives
 }
 
 

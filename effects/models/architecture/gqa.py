@@ -364,7 +364,10 @@ def read_gqa(
     divisor = reader.positive(scores.root_of) if scores.root_of else head_dim
     scale: float = divisor**-0.5 if scores.scaled else 1.0
     if scores.multiplier:
-        scale = reader.positive(scores.multiplier, 1.0)
+        # transformers divides scores by a root where it is null, and not where there is
+        # none.
+        default = None if scores.multiplier in reader.config else 1.0
+        scale = reader.positive(scores.multiplier, default)
     attention = GQA(
         hidden_size=hidden,
         heads=heads,

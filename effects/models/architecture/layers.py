@@ -281,8 +281,8 @@ def _has_experts(reader: ConfigReader, keys: SparseLayers) -> bool:
 def _dense_layers(reader: ConfigReader, keys: SparseLayers, layers: int) -> set[int]:
     """Returns the layers without experts. Raises `ModelConfigError`."""
     num_dense = reader.size(keys.first_dense, 0, low=0) if keys.first_dense else 0
-    step = reader.size(keys.step, 1)
-    dense = {*reader.ids("mlp_only_layers"), *range(num_dense)}
+    step = reader.size(keys.step, 1) if keys.step else 1
+    dense = {*reader.ids(keys.dense), *range(num_dense)}
     dense |= {i for i in range(layers) if (i + 1) % step}
     if keys.listed and not reader.is_absent(keys.listed):
         dense = {*range(layers)} - {*reader.ids(keys.listed)}

@@ -260,13 +260,16 @@ def read_mla(
         raise reader.error("qk_rope_head_dim", "even, as its halves are paired")
     plain_dim = reader.size("qk_nope_head_dim")
     width = plain_dim + rope_dim
+    # transformers takes the frequencies from it, where a config has it.
+    head_dim = width if family.positions.partial else rope_dim
+    if reader.size("head_dim", head_dim) != head_dim:
+        raise reader.error("head_dim", f"null or {head_dim}, which follows from the rest")
     if rope.partial != 1 and rope.rotary_dim(width) != rope_dim:
         raise reader.error(
             "qk_rope_head_dim",
             f"the share partial_rotary_factor ({rope.partial:g}) of {width}, the width "
             f"of a head (with qk_nope_head_dim)",
         )
-    interleaved = reader.is_absent("rope_interleave") or reader.flag("rope_interleave")
     rank = None if reader.is_absent("q_lora_rank") else reader.size("q_lora_rank")
     attention = MLA(
         hidden_size=reader.size("hidden_size"),
@@ -276,7 +279,7 @@ def read_mla(
         plain_dim=plain_dim,
         rope_dim=rope_dim,
         value_dim=reader.size("v_head_dim"),
-        rope=evolve(rope, partial=1.0, interleaved=interleaved),
+        rope=evolve(rope, partial=1.0, interleaved=reader.flag("rope_interleave")),
         scale=width**-0.5 * softmax_factor(reader),
         query_scale=read_query_scale(reader, family),
         norms=norms,

@@ -87,7 +87,11 @@ def parse_spec(
         original_context=_original_context(layers, context),
         dtype=read_dtype(reader, dtype),
         quantization=read_quantization(reader),
-        eos_ids=reader.ids("eos_token_id") or family.eos_ids,
+        eos_ids=(
+            family.eos_ids
+            if reader.is_absent("eos_token_id")
+            else reader.ids("eos_token_id")
+        ),
         norms=norms,
         embedding_scale=embedding_scale / residual_multiplier,
         logit_scale=logit_scale / _factor(reader, family.factors.logit_divisor),

@@ -428,7 +428,8 @@ def _check_surplus(
 
 def is_harmless(name: str, place: TensorPlace) -> bool:
     """Returns whether a tensor that the model does not have would change nothing."""
-    if name.endswith(HARMLESS_SUFFIXES):
+    is_empty = 0 in place.file.get_slice(place.name).get_shape()
+    if is_empty or name.endswith(HARMLESS_SUFFIXES):
         return True
     return name.endswith(BIAS_SUFFIX) and not place.tensor().any()
 

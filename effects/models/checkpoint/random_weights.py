@@ -98,6 +98,15 @@ def _draw_target(
     return torch.empty(weight_part.shape, dtype=pool.dtype, device=pool.device)
 
 
+def _rows_of(drawn: "torch.Tensor", columns: int) -> "torch.Tensor":
+    """Returns a view of a tensor as rows of this width, which a transposed target does
+    not have.
+    """
+    if drawn.shape[-1] != columns:
+        return drawn.view(-1, columns)
+    return drawn.flatten(0, -2) if drawn.dim() > 1 else drawn[None]
+
+
 def _draw(
     pool: "torch.Tensor",
     offset: int,
@@ -110,9 +119,7 @@ def _draw(
     columns = shape[-1]
     num_rows = prod(shape) // columns
     rows_at_once = max(1, POOL_SIZE // 8 // columns)
-    matrix = (
-        None if drawn is None else drawn.flatten(0, -2) if len(shape) > 1 else drawn[None]
-    )
+    matrix = None if drawn is None else _rows_of(drawn, columns)
     for first in range(0, num_rows, rows_at_once):
         size = min(rows_at_once, num_rows - first) * columns
         if matrix is not None:

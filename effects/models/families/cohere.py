@@ -11,7 +11,7 @@ from minfer.effects.models.families.attention_keys import (
     Windows,
 )
 from minfer.effects.models.families.common import BIAS
-from minfer.effects.models.families.family import Family, Variant
+from minfer.effects.models.families.family import Family
 from minfer.effects.models.families.layer_keys import (
     Factors,
     LayerExtras,
@@ -48,7 +48,5 @@ ROWS: Final = (
         windows=Windows(where="pattern"),
         positions=Positions(interleaved=True, rotated_layers="windowed"),
         qk_norm=evolve(_COMMAND_R.qk_norm, present=False),
-        # transformers derives it.
-        variants=(Variant(when={}, config={"head_dim": None}),),
     ),
 )

@@ -19,6 +19,7 @@ SIGMOID: Final = ExpertKeys(
         scores="sigmoid",
         correction="mlp.gate.e_score_correction_bias",
         groups=True,
+        scaling="routed_scaling_factor",
         float32=True,
     ),
 )
@@ -27,4 +28,5 @@ MLA: Final = {
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
+    "rope_interleave": True,
 }

@@ -10,13 +10,15 @@ from minfer.effects.models.families.expert_keys import (
     SharedExperts,
     SparseLayers,
 )
-from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.family import Family, Variant
 
 _DEEPSEEK: Final = ExpertKeys(
     count=("num_experts", "n_routed_experts"),
     shared=SharedExperts(count="n_shared_experts"),
     sparse=SparseLayers(first_dense="first_k_dense_replace"),
-    routing=Routing(normalise=False, groups=True, float32=True),
+    routing=Routing(
+        normalise=False, groups=True, scaling="routed_scaling_factor", float32=True
+    ),
 )
 ROWS: Final = (
     Family(
@@ -26,6 +28,7 @@ ROWS: Final = (
         | {
             "max_position_embeddings": 2048,
             "eos_token_id": 2,
+            "q_lora_rank": 1536,
             "moe_intermediate_size": 1407,
             "n_shared_experts": 2,
             "n_routed_experts": 64,
@@ -36,6 +39,8 @@ ROWS: Final = (
         biases=Biases(qkv=BIAS, out=BIAS, mlp="mlp_bias"),
         attention="mla",
         experts=_DEEPSEEK,
+        # transformers' class does not read them.
+        variants=(Variant(when={}, config={"rope_interleave": True, "head_dim": None}),),
     ),
     Family(
         "DeepseekV3ForCausalLM",
@@ -44,6 +49,7 @@ ROWS: Final = (
         | {
             "max_position_embeddings": 4096,
             "eos_token_id": 1,
+            "q_lora_rank": 1536,
             "moe_intermediate_size": 2048,
             "num_experts_per_tok": 8,
             "n_shared_experts": 1,

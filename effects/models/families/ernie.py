@@ -54,7 +54,6 @@ ROWS: Final = (
                 correction="mlp.moe_statics.e_score_correction_bias",
                 correction_rows=True,
                 min_sum="moe_norm_min",
-                scaling="",
                 float32=True,
             ),
             shared=SharedExperts(count="moe_num_shared_experts"),

@@ -24,7 +24,7 @@ class Routing:
     best_two: bool = False
     normalise: bool | str = "norm_topk_prob"  # weights sum to 1
     min_sum: str = ""  # the key of the least sum that they are divided by
-    scaling: str = "routed_scaling_factor"  # the key of a factor of them
+    scaling: str = ""  # the key of a factor of them
     weighs_inputs: bool = False  # they multiply what experts get (Llama 4)
 
 
@@ -46,7 +46,8 @@ class SparseLayers:
 
     enabled: str = ""  # the flag without which all layers are dense
     first_dense: str = ""  # the key of the number of first layers that are dense
-    step: str = "decoder_sparse_step"  # the key of how often a layer is sparse
+    dense: str = ""  # the key of a list of dense layers
+    step: str = ""  # the key of how often a layer is sparse
     listed: str = ""  # the key of a list of them
     # moe_layer_start_index, moe_layer_end_index and moe_layer_interval say which layers
     # are sparse (Ernie).

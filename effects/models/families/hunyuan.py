@@ -41,7 +41,6 @@ ROWS: Final = (
                 top_k=("num_experts_per_tok", "moe_topk"),
                 top_k_by_layer=True,
                 normalise=True,
-                scaling="",
                 float32=True,
             ),
             shared=SharedExperts(width="intermediate_size", name="mlp.shared_mlp"),

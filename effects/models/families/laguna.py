@@ -66,7 +66,7 @@ ROWS: Final = (
             shared=SharedExperts(
                 width="shared_expert_intermediate_size", name="mlp.shared_expert"
             ),
-            sparse=SparseLayers(layer_types="mlp_layer_types"),
+            sparse=SparseLayers(dense="mlp_only_layers", layer_types="mlp_layer_types"),
         ),
     ),
 )

@@ -30,7 +30,6 @@ ROWS: Final = (
                 scores="sigmoid",
                 normalise=True,
                 correction="block_sparse_moe.e_score_correction_bias",
-                scaling="",
                 float32=True,
             ),
             stored=StoredExperts(

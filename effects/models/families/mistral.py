@@ -81,6 +81,7 @@ ROWS: Final = (
         {
             "max_position_embeddings": 1048576,
             "eos_token_id": 2,
+            "rope_interleave": True,
             "kv_lora_rank": 256,
             "q_lora_rank": 1024,
             "qk_nope_head_dim": 64,
@@ -106,7 +107,7 @@ ROWS: Final = (
             shared=SharedExperts(count="n_shared_experts"),
             sparse=SparseLayers(first_dense="first_k_dense_replace"),
             stored=StoredExperts(stacked=True),
-            routing=Routing(best_two=True, groups=True),
+            routing=Routing(best_two=True, groups=True, scaling="routed_scaling_factor"),
         ),
     ),
 )

@@ -4,14 +4,24 @@ from typing import Final
 
 from minfer.effects.models.families.attention_keys import Biases, QkNorm, Windows
 from minfer.effects.models.families.common import BIAS
-from minfer.effects.models.families.expert_keys import ExpertKeys, SharedExperts
+from minfer.effects.models.families.expert_keys import (
+    ExpertKeys,
+    SharedExperts,
+    SparseLayers,
+)
 from minfer.effects.models.families.family import Family
 
 _QWEN: Final = {"max_position_embeddings": 32768, "num_key_value_heads": 32}
 _QWEN2: Final = _QWEN | {"sliding_window": 4096, "max_window_layers": 28}
 _QWEN3: Final = _QWEN2 | {"head_dim": 128}
 _SPARSE: Final = {"decoder_sparse_step": 1, "mlp_only_layers": []}
-_QWEN_EXPERTS: Final = ExpertKeys(count=("num_experts", "num_local_experts"))
+SPARSE_AND_DENSE: Final = SparseLayers(
+    dense="mlp_only_layers", step="decoder_sparse_step"
+)
+_QWEN_EXPERTS: Final = ExpertKeys(
+    count=("num_experts", "num_local_experts"),
+    sparse=SPARSE_AND_DENSE,
+)
 ROWS: Final = (
     Family(
         "Qwen2ForCausalLM",
@@ -47,6 +57,7 @@ ROWS: Final = (
         biases=Biases(qkv="qkv_bias"),
         experts=ExpertKeys(
             count=("num_experts",),
+            sparse=SPARSE_AND_DENSE,
             shared=SharedExperts(
                 width="shared_expert_intermediate_size",
                 gate=True,

@@ -19,6 +19,8 @@ from minfer.effects.models.families.attention_keys import (
 )
 from minfer.effects.models.families.expert_keys import ExpertKeys, Routing, StoredExperts
 from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.layer_keys import Factors
+from minfer.effects.models.families.qwen import SPARSE_AND_DENSE
 from minfer.effects.models.families.table import BY_MODEL_TYPE
 
 _SIZES_32: Final = {
@@ -46,6 +48,8 @@ _QWEN3: Final = {
     "rope_theta": 500000.0,
 }
 _ROWS: Final = (
+    # The class of the whole does not cap logits; a config that says so is refused.
+    evolve(BY_MODEL_TYPE["gemma3_text"], factors=Factors(embedding_root=True)),
     *(
         evolve(
             BY_MODEL_TYPE["qwen2"],
@@ -90,6 +94,7 @@ _ROWS: Final = (
         experts=ExpertKeys(
             count=("num_experts", "num_local_experts"),
             routing=Routing(normalise=True),
+            sparse=SPARSE_AND_DENSE,
             stored=StoredExperts(maybe_transposed=True),
         ),
         positions=Positions(sections=True),

@@ -217,6 +217,39 @@ def test_fields_that_transformers_does_not_have_are_ignored() -> None:
     )
 
 
+# Fields that a class takes, though its own list of fields does not have them.
+TAKEN = {
+    ("Ernie4_5_Moe", "head_dim"),
+    ("Gemma3", "sliding_window_pattern"),
+    ("GptOss", "original_max_position_embeddings"),
+    ("Mistral", "layer_types"),  # then it is Ministral
+}
+FURTHER_LAYERS = {  # whose tensors are skipped
+    "num_mtp_layers",
+    "num_mtp_modules",
+    "num_nextn_predict_layers",
+}
+
+
+@pytest.mark.parametrize("family", RICH)
+def test_fields_of_other_classes_are_ignored_or_refused_by_name(family: str) -> None:
+    """A row reads no field that its class in transformers does not have."""
+    config = written(family, VARIANTS[family, RICH[family]])
+    spec = parse_spec(config)
+    own = {*config, *class_of(family).attribute_map, *FURTHER_LAYERS}
+    foreign = {
+        name: value
+        for other_family in RICH
+        for name, value in written(
+            other_family, VARIANTS[other_family, RICH[other_family]]
+        ).items()
+        if name not in own and (family, name) not in TAKEN and value is not None
+    }
+    for name, value in foreign.items():
+        for given in (value, other(name, value)):
+            assert reading({**config, name: given}, name) in (spec, name), name
+
+
 def test_families_of_the_lists_exist() -> None:
     kinds = BY_MODEL_TYPE.keys() | TEXT_HALVES.keys()
     assert kinds >= NEUTRAL_OF.keys() | INERT_OF.keys()

@@ -299,6 +299,11 @@ def test_embeddings_are_tied_as_in_transformers(
         (config_of("Qwen3VL", text_config=None), ModelConfigError, "text_config must"),
         (config_of("Qwen2VL", text_config=[1]), ModelConfigError, "text_config must"),
         (
+            with_text("Gemma3", final_logit_softcapping=2.0),
+            UnsupportedModelError,
+            "final_logit_softcapping 2.0",
+        ),
+        (
             config_of("Gemma3", architectures=["Gemma3ForSequenceClassification"]),
             UnsupportedModelError,
             "Gemma3ForSequenceClassification.*Gemma3ForConditionalGeneration is",

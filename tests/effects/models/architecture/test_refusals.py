@@ -190,6 +190,17 @@ VALUES: list[tuple[tuple[str, str], dict[str, Any], list[str]]] = [
     (("Cohere", "plain"), {"logit_scale": "high"}, ["logit_scale", "positive"]),
     (("Cohere2", "pattern"), {"sliding_window_pattern": 0}, ["sliding_window_pattern"]),
     (
+        ("GptOss", "alternate"),
+        {"sliding_window_pattern": 3},
+        ["sliding_window_pattern 3"],
+    ),
+    (("Olmo3", "windows"), {"sliding_window_pattern": 3}, ["sliding_window_pattern 3"]),
+    (("Granite", "plain"), {"attention_multiplier": None}, ["attention_multiplier"]),
+    (("DeepseekV3", "groups"), {"head_dim": True}, ["head_dim", "an integer"]),
+    (("DeepseekV3", "groups"), {"head_dim": 4}, ["head_dim", "null or 8"]),
+    (("Mistral4", "groups"), {"head_dim": 8}, ["head_dim", "null or 20"]),
+    (("Dots1", "experts"), {"topk_method": "greedy"}, ["topk_method 'greedy'"]),
+    (
         ("Cohere2", "pattern"),
         {"partial_rotary_factor": 0.5},
         ["partial_rotary_factor 0.5"],

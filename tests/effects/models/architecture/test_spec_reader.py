@@ -11,7 +11,7 @@ import transformers
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.config_reader import ModelConfigError, UnsupportedModelError
 from minfer.effects.models.families.table import FAMILIES
-from tests.effects.tiny_families import ROPES, VARIANTS, config_of
+from tests.effects.tiny_families import ROPES, VARIANTS, config_of, written
 from tests.effects.tiny_model import expected_tensors, gqa_of, read_spec
 
 
@@ -319,6 +319,39 @@ def test_what_changes_nothing_is_accepted(changes: dict[str, Any]) -> None:
 def test_a_saved_config_is_read_from_its_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_of("Qwen3")))
     assert read_spec(tmp_path).family is FAMILIES["Qwen3ForCausalLM"]
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "rotations"),
+    [
+        ("Youtu", "halves", (True, False)),
+        ("Mistral4", "groups", (True, False)),
+        ("DeepseekV3", "groups", (True, False)),
+        ("DeepseekV2", "groups", (True, True)),  # whose class has no such field
+    ],
+)
+def test_null_is_false_where_an_absent_flag_is_true(
+    family: str, name: str, rotations: tuple[bool, bool]
+) -> None:
+    config = written(family, VARIANTS[family, name])
+    config.pop("rope_interleave", None)
+    changes_by_case: tuple[dict[str, Any], ...] = ({}, {"rope_interleave": None})
+    for changes, interleaved in zip(changes_by_case, rotations, strict=True):
+        rope = parse_spec({**config, **changes}).layers[0].attention.rope
+        assert rope is not None
+        assert rope.interleaved == interleaved
+
+
+def test_an_empty_list_of_ends_is_not_the_default() -> None:
+    config = written("Glm4", VARIANTS["Glm4", "plain"])
+    assert len(parse_spec({**config, "eos_token_id": None}).eos_ids) == 3
+    assert parse_spec({**config, "eos_token_id": []}).eos_ids == ()
+
+
+def test_cohere2_reads_the_size_of_heads_as_transformers_does() -> None:
+    config = written("Cohere2", VARIANTS["Cohere2", "pattern"] | {"head_dim": 32})
+    assert gqa_of(parse_spec(config)).head_dim == config["head_dim"] == 32
+    assert gqa_of(parse_spec({**config, "head_dim": None})).head_dim == 16
 
 
 def test_mistral_with_layer_types_is_ministral() -> None:

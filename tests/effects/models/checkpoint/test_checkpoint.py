@@ -163,6 +163,7 @@ def test_harmless_extras_are_ignored(tmp_path: Path) -> None:
     def add(tensors: dict[str, torch.Tensor]) -> None:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+        tensors["model.layers.0.mlp.shared.weight"] = torch.ones(0, 4)
 
     edit_tensors(tmp_path, add)
     check_equal(tmp_path, model, "float32")
