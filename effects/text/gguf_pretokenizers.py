@@ -59,6 +59,9 @@ _DEEPSEEK_CODER_SPLITS: Final = (
 _LLAMA: Final = Pretokenizer(
     _byte_level_components(_split(_LLAMA3_PATTERN)), ignore_merges=True, add_bos=True
 )
+# llama.cpp divides words by the same pattern for all of these names.
+_LIKE_LLAMA: Final = ("dbrx", "smaug-bpe", "glm4", "chatglm-bpe")
+_LIKE_SMOLLM: Final = ("smollm", "refact", "starcoder")
 _QWEN: Final = Pretokenizer(CLASSES["Qwen2Tokenizer"].components({}))
 PRETOKENIZERS: Final[Mapping[str, Pretokenizer]] = {
     "llama-bpe": _LLAMA,
@@ -67,7 +70,12 @@ PRETOKENIZERS: Final[Mapping[str, Pretokenizer]] = {
     "qwen2": _QWEN,
     "deepseek-r1-qwen": _QWEN,
     "gpt-2": Pretokenizer(_byte_level_components(gpt2=True)),
-    "smollm": Pretokenizer(_byte_level_components(_DIGITS, gpt2=True)),
+    **dict.fromkeys(
+        _LIKE_LLAMA, Pretokenizer(_byte_level_components(_split(_LLAMA3_PATTERN)))
+    ),
+    **dict.fromkeys(
+        _LIKE_SMOLLM, Pretokenizer(_byte_level_components(_DIGITS, gpt2=True))
+    ),
     "tekken": Pretokenizer(
         _byte_level_components(_split(_TEKKEN_PATTERN)), ignore_merges=True, add_bos=True
     ),

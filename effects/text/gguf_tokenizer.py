@@ -31,6 +31,7 @@ from minfer.effects.text.gguf_pretokenizers import PRETOKENIZERS
 from minfer.effects.text.side_files import SpecialTokens, Templates
 from minfer.effects.text.tokenizer_classes import State
 
+_GEMMA: Final = ("gemma2", "gemma3")  # architectures
 _PREFIX: Final = "tokenizer.ggml."
 _SPECIAL_TOKEN_KEYS: Final = {
     "bos_token": "bos_token_id",
@@ -201,7 +202,7 @@ def _merges_by_score(
         raise metadata.error(
             key, f"an array of {len(vocabulary.texts)} elements, as {TOKENS} is"
         )
-    if metadata.arch == "gemma3":  # files have no scores of its runs of blanks
+    if metadata.arch in _GEMMA:  # files have no scores of their runs of blanks
         scores = tuple(range(0, -len(vocabulary.texts), -1))
     ids = {
         text: token

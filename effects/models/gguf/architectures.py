@@ -12,6 +12,7 @@ from minfer.effects.models.gguf.metadata import GgufMetadata
 
 EXPERT_COUNT: Final = ".expert_count"
 SLIDING_WINDOW: Final = ".attention.sliding_window"
+TEMPERATURE: Final = ".attention.temperature_scale"
 
 
 @frozen(kw_only=True)
@@ -46,6 +47,10 @@ class Architecture:
             "post_ffw_norm": norms.after_feed,
         }
         names = {stored: name for stored, name in names.items() if name}
+        if qkv := self.family.stored.qkv:
+            names["attn_qkv"] = f"self_attn.{qkv}"
+        if gate_up := self.family.stored.gate_up:
+            names["ffn_up"] = f"mlp.{gate_up}"
         if self.family.attention == "mla":
             names |= _MLA
         if (keys := self.family.experts) is not None:
@@ -114,12 +119,30 @@ _ROUTED: Final = frozenset(
         ".leading_dense_block_count",
     }
 )
+_CAPS: Final = frozenset({".attn_logit_softcapping", ".final_logit_softcapping"})
+_YARN: Final = frozenset({".rope.scaling.yarn_log_multiplier"})
+# Files of `mistral3` without these are of Mistral Small.
+_MINISTRAL: Final = (TEMPERATURE, ".rope.scaling.yarn_log_multiplier")
+# Of Granite's files, and what config.json calls them. Those in `REQUIRED` have no default
+# that llama.cpp and transformers share.
+MULTIPLIERS: Final = {
+    ".attention.scale": "attention_multiplier",
+    ".embedding_scale": "embedding_multiplier",
+    ".logit_scale": "logits_scaling",
+    ".residual_scale": "residual_multiplier",
+}
+REQUIRED: Final = (".attention.scale", ".logit_scale")
 _ROWS: Final = (
     Architecture(name="llama", model_type="llama", interleaved=True),
     Architecture(name="qwen2", model_type="qwen2"),
     Architecture(name="qwen3", model_type="qwen3"),
     Architecture(name="qwen2moe", model_type="qwen2_moe"),
     Architecture(name="qwen3moe", model_type="qwen3_moe"),
+    # Text is run alone, whose positions have equal sections (families/text_halves.py).
+    Architecture(name="qwen2vl", model_type="qwen2"),
+    Architecture(name="qwen3vl", model_type="qwen3"),
+    Architecture(name="qwen3vlmoe", model_type="qwen3_moe"),
+    Architecture(name="gemma2", model_type="gemma2", norms_plus_one=True, reads=_CAPS),
     Architecture(name="gemma3", model_type="gemma3_text", norms_plus_one=True),
     Architecture(name="gpt-oss", model_type="gpt_oss", feed_norm="post_attention_norm"),
     Architecture(
@@ -131,8 +154,27 @@ _ROWS: Final = (
     Architecture(
         name="deepseek2",
         model_type="deepseek_v2",
-        reads=_ROUTED | {".nextn_predict_layers", ".rope.scaling.yarn_log_multiplier"},
+        reads=_ROUTED | _YARN | {".nextn_predict_layers"},
     ),
+    Architecture(
+        name="phi3", model_type="phi3", reads=frozenset({".rope.scaling.attn_factor"})
+    ),
+    Architecture(
+        name="mistral3",
+        model_type="ministral3",
+        interleaved=True,
+        reads=_YARN | {TEMPERATURE, ".attention.temperature_length"},
+    ),
+    Architecture(
+        name="granite",
+        model_type="granite",
+        interleaved=True,
+        reads=frozenset(MULTIPLIERS),
+    ),
+    Architecture(name="smollm3", model_type="smollm3", interleaved=True),
+    Architecture(name="olmo2", model_type="olmo2"),
+    Architecture(name="glm4", model_type="glm4"),
+    Architecture(name="seed_oss", model_type="seed_oss", feed_norm="post_attention_norm"),
 )
 ARCHITECTURES: Final = {row.name: row for row in _ROWS}
 
@@ -153,6 +195,8 @@ def architecture_of(metadata: GgufMetadata) -> Architecture:
         return evolve(architecture, model_type="mixtral")
     if architecture.name == "deepseek2":
         return evolve(architecture, model_type=_deepseek_type(metadata))
+    if architecture.name == "mistral3" and not any(map(metadata.get, _MINISTRAL)):
+        return evolve(architecture, model_type="mistral", reads=frozenset())
     if architecture.name == "llama" and metadata.get(SLIDING_WINDOW) is not None:
         return evolve(architecture, model_type="mistral")
     return architecture

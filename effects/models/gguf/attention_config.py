@@ -2,12 +2,26 @@
 
 from typing import Any, Final
 
-from minfer.effects.models.gguf.architectures import SLIDING_WINDOW, Architecture
+from minfer.effects.models.gguf.architectures import (
+    MULTIPLIERS,
+    REQUIRED,
+    SLIDING_WINDOW,
+    TEMPERATURE,
+    Architecture,
+)
 from minfer.effects.models.gguf.hf_tensors import own_layers
 from minfer.effects.models.gguf.metadata import GgufMetadata
-from minfer.effects.models.gguf.rope_config import read_rope_scaling
+from minfer.effects.models.gguf.rope_config import (
+    read_longrope,
+    read_rope_scaling,
+)
 
-_GEMMA_27B_LAYERS: Final = 62  # only it scales queries by (hidden size / heads) ** -0.5
+# Of Gemma 2 and 3 of 27B: only these scale queries by (hidden size / heads) ** -0.5.
+_GEMMA_27B_LAYERS: Final = {"gemma2": 46, "gemma3": 62}
+# Architectures whose windows are refused.
+_WITHOUT_WINDOWS: Final = ("granite", "smollm3", "olmo2", "glm4", "seed_oss")
+_SECTIONS: Final = ".rope.dimension_sections"
+_NO_ROPE_INTERVAL: Final = 4  # of SmolLM3's layers; files do not say it
 
 
 def read_attention(metadata: GgufMetadata, arch: Architecture) -> dict[str, Any]:
@@ -31,7 +45,11 @@ def read_attention(metadata: GgufMetadata, arch: Architecture) -> dict[str, Any]
             ".attention.head_count_kv", heads
         ),
         "head_dim": head_dim,
-        "rope_scaling": read_rope_scaling(metadata, head_dim),
+        "rope_scaling": (
+            read_longrope(metadata, rotated)
+            if arch.family.positions.longrope
+            else read_rope_scaling(metadata, head_dim)
+        ),
     }
     if arch.model_type == "gpt_oss" and config["rope_scaling"] is not None:
         # Of its published config; files do not say it.
@@ -41,7 +59,50 @@ def read_attention(metadata: GgufMetadata, arch: Architecture) -> dict[str, Any]
     if isinstance(arch.family.qk_norm.present, str):
         is_normed = "blk.0.attn_q_norm.weight" in metadata.file.tensors
         config[arch.family.qk_norm.present] = is_normed
+    if arch.model_type == "ministral3":
+        config["rope_scaling"] = _scaled_queries(metadata, config["rope_scaling"])
+    if arch.model_type == "phi3":
+        length = metadata.integer(".context_length")
+        config["original_max_position_embeddings"] = metadata.integer(
+            ".rope.scaling.original_context_length", length
+        )
+    if arch.model_type == "glm4" and metadata.get(_SECTIONS) is not None:
+        # Of GLM-4.1V, whose queries and keys are stored in another order.
+        raise metadata.error(_SECTIONS, "absent")
+    if arch.model_type == "smollm3":
+        config["no_rope_layer_interval"] = _NO_ROPE_INTERVAL
+    if arch.model_type == "granite":
+        config |= _multipliers(metadata)
     return config | _windows(metadata, heads, head_dim, hidden)
+
+
+def _scaled_queries(
+    metadata: GgufMetadata, scaling: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Returns `rope_scaling` of Ministral 3, whose queries grow with their positions."""
+    if scaling is None or scaling["rope_type"] != "yarn":
+        raise metadata.error(".rope.scaling.type", "yarn in Ministral 3")
+    key = ".attention.temperature_length"
+    original = scaling["original_max_position_embeddings"]
+    if metadata.integer(key, original, low=0) not in (0, original):
+        raise metadata.error(key, f"the original context, {original}")
+    key = ".rope.scaling.yarn_log_multiplier"
+    # 1: cosines and sines are not multiplied; 0: by what follows from the factor.
+    if metadata.get(key) not in (None, 0.0, 1.0):
+        raise metadata.error(key, "0 or 1")
+    if metadata.get(key):
+        scaling |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+    return scaling | {"llama_4_scaling_beta": metadata.get(TEMPERATURE) or 0.0}
+
+
+def _multipliers(metadata: GgufMetadata) -> dict[str, Any]:
+    """Returns Granite's multipliers. Its files without rotation are refused."""
+    if not metadata.flag(".rope.scaling.finetuned", default=True):
+        raise metadata.error(".rope.scaling.finetuned", "true: heads are rotated")
+    return {
+        name: metadata.number(key, ... if key in REQUIRED else 1.0)
+        for key, name in MULTIPLIERS.items()
+    }
 
 
 def _latents(metadata: GgufMetadata) -> dict[str, Any]:
@@ -82,21 +143,41 @@ def _windows(
     """Returns the sliding window of Mistral's and gpt-oss' layers, or the sizes of
     Gemma's layers with and without windows.
     """
-    if metadata.arch == "llama" and metadata.get(SLIDING_WINDOW) is not None:
+    arch = metadata.arch
+    if arch == "llama" and metadata.get(SLIDING_WINDOW) is not None:
         return {"sliding_window": metadata.integer(SLIDING_WINDOW)}
-    if metadata.arch == "llama":
+    if arch in ("llama", "mistral3"):
+        _refuse_window(metadata)  # of mistral3
         return {"sliding_window": None}
-    if metadata.arch == "gpt-oss":
+    if arch == "gpt-oss":
         return {"sliding_window": metadata.integer(SLIDING_WINDOW)}
-    if metadata.arch != "gemma3":
+    if arch == "phi3":  # 0: there is none
+        return {"sliding_window": metadata.integer(SLIDING_WINDOW, low=0) or None}
+    if arch not in _GEMMA_27B_LAYERS:
+        if arch in _WITHOUT_WINDOWS:
+            _refuse_window(metadata)
         return {}
-    is_27b = own_layers(metadata) == _GEMMA_27B_LAYERS
-    return {
-        "query_pre_attn_scalar": hidden // heads if is_27b else head_dim,
+    is_27b = own_layers(metadata) == _GEMMA_27B_LAYERS[arch]
+    config: dict[str, Any] = {
+        "query_pre_attn_scalar": hidden // heads if is_27b else head_dim
+    }
+    pattern = ".attention.sliding_window_pattern"
+    if arch == "gemma2":  # as llama.cpp reads older files
+        return config | {
+            "sliding_window": metadata.integer(SLIDING_WINDOW, 4096),
+            "sliding_window_pattern": metadata.integer(pattern, 2),
+            "attn_logit_softcapping": metadata.number(".attn_logit_softcapping", 50.0),
+            "final_logit_softcapping": metadata.number(".final_logit_softcapping", 30.0),
+        }
+    return config | {
         "sliding_window": metadata.integer(SLIDING_WINDOW),
-        "sliding_window_pattern": metadata.integer(
-            ".attention.sliding_window_pattern", 6
-        ),
+        "sliding_window_pattern": metadata.integer(pattern, 6),
         "rope_theta": metadata.number(".rope.freq_base", 1e6),
         "rope_local_base_freq": metadata.number(".rope.freq_base_swa", 10000.0),
     }
+
+
+def _refuse_window(metadata: GgufMetadata) -> None:
+    """Refuse a window of layers of which files do not say enough (OLMo 3)."""
+    if metadata.get(SLIDING_WINDOW):
+        raise metadata.error(SLIDING_WINDOW, "0: windows are not supported here")

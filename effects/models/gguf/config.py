@@ -17,6 +17,7 @@ from minfer.effects.models.gguf.hf_tensors import kept_type, own_layers
 from minfer.effects.models.gguf.metadata import GgufMetadata
 from minfer.effects.models.gguf.token_lists import stop_ids
 
+OUT_BIAS: Final = "attention_out_bias"  # in config.json (Seed-OSS)
 EMBEDDINGS: Final = "token_embd.weight"
 # By `general.type`.
 _OTHER_KINDS: Final = {
@@ -32,6 +33,8 @@ _UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     ".attention.clamp_kqv": (0.0,),
     ".attention.max_alibi_bias": (0.0,),
     ".attention.scale": (),
+    ".attention.temperature_length": (0,),
+    ".attention.temperature_scale": (0.0,),
     ".attn_logit_softcapping": (),
     ".embedding_scale": (1.0,),
     ".expert_gating_func": (0, 1),
@@ -92,6 +95,8 @@ def gguf_config(path: str | Path) -> dict[str, Any]:
         **read_attention(metadata, arch),
         **read_experts(metadata, arch),
     }
+    if arch.family.biases.out == OUT_BIAS:
+        config[OUT_BIAS] = "blk.0.attn_output.bias" in file.tensors
     if (kept := kept_type(file)) is not None:
         config["quantization_config"] = {"quant_method": "gguf", "kept": kept.name}
     return config

@@ -24,6 +24,7 @@ from minfer.effects.models.gguf.architectures import (
 from minfer.effects.models.gguf.block_types import KEPT, MXFP4, BlockType
 from minfer.effects.models.gguf.container import GgufFile, StoredTensor
 from minfer.effects.models.gguf.metadata import GgufMetadata
+from minfer.effects.models.gguf.rope_config import LONG_FACTORS, ROPE_FACTORS
 
 # Ends of names of the tensors of a matrix that stays in 4 bits.
 NUMBERS, SCALES = ".numbers", ".scales"
@@ -40,14 +41,13 @@ _FUSED: Final = (
 _UNFUSED: Final = (
     "attn_output",
     "attn_q_b",
+    "attn_qkv",
     "ffn_down",
     "ffn_down_exps",
     "ffn_down_shexp",
 )
 # The two parts of DeepSeek's expansion of latents.
 _KEYS, _VALUES = "attn_k_b", "attn_v_b"
-# Tensors that are not weights: config.py reads them.
-_NOT_WEIGHTS: Final = ("rope_freqs.weight",)
 Form = Literal["whole", "numbers", "scales", "keys of latents"]
 
 
@@ -104,10 +104,12 @@ def hf_tensors(file: GgufFile) -> dict[str, HfTensor]:
         queries = metadata.same_in_all_layers(".attention.head_count")
         keys = metadata.same_in_all_layers(".attention.head_count_kv", queries)
         heads = {"attn_q": queries, "attn_k": keys}
+    # No weights: rope_config.py reads them.
+    factors = LONG_FACTORS if arch.family.positions.longrope else (ROPE_FACTORS,)
     reader = _Mapping(file, arch, heads, kept_type(file))
     tensors: dict[str, HfTensor] = {}
     for stored in file.tensors.values():
-        if stored.name not in _NOT_WEIGHTS and not _is_further(metadata, stored.name):
+        if stored.name not in factors and not _is_further(metadata, stored.name):
             tensors.update(_map_tensor(reader, stored))
     return tensors
 
@@ -230,9 +232,11 @@ def _split_forms(
 
 def _stays_packed(file: GgufFile, kind: BlockType, layer: str, name: str) -> bool:
     """Returns whether a layer's matrix, and each that is fused with it, has a type."""
+    # Files without ffn_gate have gate and up as one (Phi-3).
+    is_one = name == "ffn_up" and f"blk.{layer}.ffn_gate.weight" not in file.tensors
     for matrices in (*(names for names in _FUSED if name in names), (name,)):
         stored = [file.tensors.get(f"blk.{layer}.{matrix}.weight") for matrix in matrices]
-        if None not in stored and (len(matrices) > 1 or name in _UNFUSED):
+        if None not in stored and (len(matrices) > 1 or name in _UNFUSED or is_one):
             return all(tensor is not None and tensor.type is kind for tensor in stored)
     return False
 

@@ -10,6 +10,11 @@ from minfer.effects.models.gguf.metadata import GgufMetadata
 
 OLD_SCALE: Final = ".rope.scale_linear"
 ROPE_FACTORS: Final = "rope_freqs.weight"
+# Of longrope, and what config.json calls them.
+LONG_FACTORS: Final = {
+    "rope_factors_long.weight": "long_factor",
+    "rope_factors_short.weight": "short_factor",
+}
 FACTOR_TOLERANCE: Final = 1e-3  # relative tolerance of stored factors
 # Llama 3's RoPE scaling: files hold the factors that follow from these numbers, not the
 # numbers.
@@ -54,17 +59,55 @@ def read_rope_scaling(metadata: GgufMetadata, head_dim: int) -> dict[str, Any] |
     return scaling
 
 
+def read_longrope(metadata: GgufMetadata, rotated: int) -> dict[str, Any] | None:
+    """Returns the `rope_scaling` of a model that has longrope alone: the file holds both
+    sets of factors. None: RoPE is not scaled.
+    """
+    if metadata.get(".rope.scaling.factor") not in (None, 0.0, 1.0):
+        raise metadata.error(".rope.scaling.factor", "1: only longrope is supported")
+    has_factors = not LONG_FACTORS.keys().isdisjoint(metadata.file.tensors)
+    kind = metadata.text(".rope.scaling.type", "none")
+    if kind not in ("none", "longrope") or (kind == "longrope" and not has_factors):
+        raise metadata.error(
+            ".rope.scaling.type", "none, or longrope with tensors of its factors"
+        )
+    if not has_factors:
+        if metadata.get(".rope.scaling.attn_factor") not in (None, 1.0):
+            raise metadata.error(".rope.scaling.attn_factor", "1, without longrope")
+        return None
+    scaling: dict[str, Any] = {"rope_type": "longrope"}
+    for name, key in LONG_FACTORS.items():
+        factors = _factors(metadata, name, rotated)
+        if not factors:
+            raise UnsupportedModelError(
+                f"{metadata.file.path}: tensor {name} must hold {rotated // 2} factors "
+                f"in float32; convert the model again with a current llama.cpp, or give "
+                f"the Hugging Face checkpoint"
+            )
+        scaling[key] = [*factors]
+    # Of cosines and sines.
+    if metadata.get(".rope.scaling.attn_factor") is not None:
+        scaling["attention_factor"] = metadata.number(".rope.scaling.attn_factor")
+    return scaling
+
+
+def _factors(metadata: GgufMetadata, name: str, rotated: int) -> tuple[float, ...]:
+    """Returns factors of frequencies, one a pair of dimensions that turn; none, if the
+    tensor is missing or has another type or shape.
+    """
+    stored = metadata.file.tensors.get(name)
+    if stored is None or stored.type is not F32 or stored.shape != (rotated // 2,):
+        return ()
+    return struct.unpack_from(f"<{rotated // 2}f", stored.data, stored.start)
+
+
 def _llama3(metadata: GgufMetadata, head_dim: int) -> dict[str, Any]:
     """Returns Llama 3's `rope_scaling`. The file holds the factors that frequencies are
     divided by, one a pair of dimensions. Raises `UnsupportedModelError` if they are not
     Llama 3's.
     """
-    stored = metadata.file.tensors[ROPE_FACTORS]
     theta = metadata.number(".rope.freq_base", 10000.0)
-    factors: tuple[float, ...] = ()
-    if stored.type is F32 and stored.shape == (head_dim // 2,):
-        layout = f"<{head_dim // 2}f"
-        factors = struct.unpack_from(layout, stored.data, stored.start)
+    factors = _factors(metadata, ROPE_FACTORS, head_dim)
     factor = max(factors, default=0.0)
     if factor >= 1:
         scaling = {"rope_type": "llama3", "factor": round(factor, 4), **_LLAMA3}

@@ -129,6 +129,8 @@ def test_words_are_divided_as_the_name_says(tmp_path: Path) -> None:
         ),
         "llama-bpe": split(LLAMA3),
     }
+    cases |= dict.fromkeys(("refact", "starcoder"), cases["smollm"])
+    cases |= dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), split(LLAMA3))
     for name, words in cases.items():
         bpe = models.BPE(vocab, pairs, ignore_merges=name == "llama-bpe")
         reference = byte_level(model=bpe, pre_tokenizer=words)
@@ -146,8 +148,9 @@ def test_texts_come_back(tmp_path: Path, name: str) -> None:
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-@pytest.mark.parametrize("gemma", [False, True])
-def test_sentencepieces_kind(tmp_path: Path, gemma: bool) -> None:
+@pytest.mark.parametrize("arch", ["llama", "gemma2", "gemma3"])
+def test_sentencepieces_kind(tmp_path: Path, arch: str) -> None:
+    gemma = arch.startswith("gemma")
     prefix = not gemma
     words = ["▁", *"abcden日é\n", "▁a", "▁ab", "ab", "abc", "nd", "and", "▁and"]
     words += ["▁▁", "▁▁▁▁"]
@@ -156,7 +159,7 @@ def test_sentencepieces_kind(tmp_path: Path, gemma: bool) -> None:
     draw = random.Random(0)
     scores = [-draw.random() for _ in names]
     path = tmp_path / "model.gguf"
-    writer = writer_of(path, len(names), "gemma3" if gemma else "llama")
+    writer = writer_of(path, len(names), arch)
     writer.add_tokenizer_model("llama")
     # Converters write Gemma's runs of blanks so, without scores of their own.
     blanks = {"▁▁": "  ", "▁▁▁▁": "    "} if gemma else {}

@@ -1,11 +1,12 @@
 """Models in GGUF files, beside transformers' models of what their numbers mean."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from attrs import field, fields, frozen, has
@@ -17,8 +18,9 @@ from transformers import AutoModelForCausalLM
 from minfer import LLM, SamplingParams
 from minfer.effects.cli.main import main
 from minfer.effects.models.architecture import layers
+from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.checkpoint.checkpoint import load_weights
-from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
 from minfer.effects.models.gguf.config import gguf_config
 from minfer.effects.models.gguf.container import GgufError
 from minfer.effects.models.json_files import CorruptFileError
@@ -46,6 +48,16 @@ GEMMA: Final = {
 MSCALE: Final = ROPES["yarn"] | {"mscale": 0.8, "mscale_all_dim": 0.8}
 
 
+# What files do not say.
+OWN: Final[dict[str, dict[str, Any]]] = {
+    "Gemma2": {"query_pre_attn_scalar": 16, "num_hidden_layers": 4, "layer_types": None},
+    "Granite": {"head_dim": 16},
+    "SmolLM3": {"num_hidden_layers": 5, "layer_types": None, "no_rope_layers": None},
+}
+ALIKE: Final = {"mscale": 1.0, "mscale_all_dim": 1.0}
+Change = Callable[[gguf.GGUFWriter], object]
+
+
 @frozen(kw_only=True)
 class Case:
     """A model, and how its matrices are stored."""
@@ -54,19 +66,27 @@ class Case:
     variant: str
     kind: Type
     kinds: Mapping[str, Type] = field(factory=dict)  # by a part of a tensor's name
+    arch: str = ""  # another than most files of the family have
 
     @property
     def text(self) -> str:
-        return f"{self.family} {self.variant} {self.kind.name}"
+        return f"{self.arch or self.family} {self.variant} {self.kind.name}"
 
-    def save(self, folder: Path) -> Any:
+    def save(self, folder: Path, change: Change = lambda _writer: None) -> Any:
         """Write the model as model.gguf; returns transformers' model of it."""
-        config = VARIANTS[self.family, self.variant] | WIDE
+        is_scaled = self.variant != "not scaled"
+        config = VARIANTS[self.family, self.variant if is_scaled else "scaled queries"]
+        config = config | WIDE
         config |= GEMMA if self.family == "Gemma3" else {}
+        config |= OWN.get(self.family, {})
         if self.family.startswith("Deepseek") and self.variant == "yarn":
             config["rope_parameters"] = MSCALE
+        if self.family == "Ministral3" and self.variant != "own rope":
+            own = ALIKE if is_scaled else ALIKE | {"llama_4_scaling_beta": 0.0}
+            config["rope_parameters"] = config["rope_parameters"] | own
         model = save(str(folder), self.family, config)
-        write(folder / "model.gguf", self.family, model, self.kinds, self.kind)
+        path = folder / "model.gguf"
+        write(path, self.family, model, self.kinds, self.kind, change, self.arch)
         return model
 
 
@@ -84,7 +104,9 @@ MXFP4: Final = Case(
 # Their rows are no multiples of a block.
 LATENTS: Final = dict.fromkeys(("attn_k_b", "attn_v_b", "attn_output"), Type.F32)
 EXPERTS: Final = Case(family="Mixtral", variant="experts", kind=Type.Q4_0)
+FUSED: Final = Case(family="Phi3", variant="window", kind=Type.Q4_0)
 MORE: Final = (
+    FUSED,
     MIXED,
     EXPERTS,
     Case(family="Llama", variant="plain", kind=Type.Q4_0),
@@ -112,6 +134,31 @@ MORE: Final = (
     Case(family="DeepseekV3", variant="yarn", kind=Type.F32),
     Case(family="DeepseekV3", variant="groups", kind=Type.Q4_0, kinds=LATENTS),
     Case(family="Youtu", variant="tied", kind=Type.F32),
+    Case(family="Gemma2", variant="caps", kind=Type.F32),
+    Case(family="Gemma2", variant="caps", kind=Type.Q8_0),
+    Case(family="Gemma2", variant="caps", kind=Type.Q4_0),
+    Case(family="Phi3", variant="fused", kind=Type.F32),
+    Case(family="Phi3", variant="partial", kind=Type.Q8_0),
+    Case(family="Phi3", variant="longrope", kind=Type.F16),
+    Case(family="Phi3", variant="longrope, partial", kind=Type.MXFP4),
+    Case(family="Ministral3", variant="scaled queries", kind=Type.F32),
+    Case(family="Ministral3", variant="own rope", kind=Type.Q4_0),
+    Case(family="Ministral3", variant="not scaled", kind=Type.F32),
+    Case(family="Granite", variant="plain", kind=Type.F32),
+    Case(family="Granite", variant="multipliers", kind=Type.Q4_0),
+    Case(family="Granite", variant="biases", kind=Type.F32),
+    Case(family="SmolLM3", variant="every fourth", kind=Type.Q8_0),
+    Case(family="Olmo2", variant="norms behind", kind=Type.Q4_0),
+    Case(family="Olmo2", variant="all key heads", kind=Type.F32),
+    Case(family="Glm4", variant="more eps", kind=Type.F32),
+    Case(family="Glm4", variant="more eps", kind=Type.Q4_0),
+    Case(family="SeedOss", variant="plain", kind=Type.Q8_0),
+    Case(family="SeedOss", variant="biases", kind=Type.F32),
+    Case(family="SeedOss", variant="no biases", kind=Type.Q4_0),
+    Case(family="Mistral", variant="plain", kind=Type.Q8_0, arch="mistral3"),
+    Case(family="Qwen2", variant="plain", kind=Type.Q4_0, arch="qwen2vl"),
+    Case(family="Qwen3", variant="attention_bias", kind=Type.F32, arch="qwen3vl"),
+    Case(family="Qwen3Moe", variant="normalised", kind=Type.Q8_0, arch="qwen3vlmoe"),
 )
 
 
@@ -140,7 +187,7 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, case: Case) -> 
     [
         # Queries, keys and values are one matrix here, of which values are not Q4_0.
         (MIXED, [False, True, True, True, False, True, True, False]),
-        *long([(EXPERTS, [True] * 12)]),
+        *long([(EXPERTS, [True] * 12), (FUSED, [True] * 12)]),
     ],
 )
 def test_q4_0_stays_in_four_bits(
@@ -155,6 +202,139 @@ def test_q4_0_stays_in_four_bits(
     assert sum(tensor.nbytes for tensor in tensors(weights)) == weight_bytes(
         setup.spec, cuda=True
     )
+
+
+def keyed(kind: str, key: str, *values: Any) -> Change:
+    """A change of a file: a value of a key, whatever it had."""
+
+    def apply(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0].pop(key, None)
+        if values:
+            getattr(writer, f"add_{kind}")(key, *values)
+
+    return apply
+
+
+def with_factors(name: str, pairs: int) -> Change:
+    """A change of a file: factors of frequencies."""
+    factors = np.ones(pairs, np.float32)
+    return lambda writer: writer.add_tensor(f"{name}.weight", factors)
+
+
+@pytest.mark.parametrize(
+    ("family", "variant", "change", "named"),
+    [
+        (
+            "Phi3",
+            "fused",
+            keyed("uint32", "phi3.attention.sliding_window"),
+            r"phi3\.attention\.sliding_window is missing",
+        ),
+        (
+            "Phi3",
+            "fused",
+            with_factors("rope_factors_long", 8),
+            r"tensor rope_factors_short\.weight must hold 8 factors",
+        ),
+        (
+            "Phi3",
+            "fused",
+            with_factors("rope_factors_long", 7),
+            r"tensor rope_factors_long\.weight must hold 8 factors",
+        ),
+        (
+            "Phi3",
+            "fused",
+            keyed("string", "phi3.rope.scaling.type", "longrope"),
+            r"phi3\.rope\.scaling\.type must be none, or longrope with tensors",
+        ),
+        (
+            "Phi3",
+            "longrope",
+            keyed("string", "phi3.rope.scaling.type", "yarn"),
+            r"phi3\.rope\.scaling\.type must be none, or longrope with tensors",
+        ),
+        (
+            "Phi3",
+            "fused",
+            keyed("float32", "phi3.rope.scaling.attn_factor", 1.5),
+            r"attn_factor must be 1, without longrope",
+        ),
+        (
+            "Phi3",
+            "longrope",
+            keyed("float32", "phi3.rope.scaling.factor", 4.0),
+            r"scaling\.factor must be 1",
+        ),
+        (
+            "Phi3",
+            "fused",
+            with_factors("rope_freqs", 8),
+            r"rope_freqs\.weight of shape \[8\] does not fit .* phi3",
+        ),
+        (
+            "Llama",
+            "plain",
+            with_factors("rope_factors_long", 8),
+            r"rope_factors_long\.weight of shape \[8\] does not fit .* llama",
+        ),
+        (
+            "Llama",
+            "plain",
+            keyed("float32", "llama.attention.temperature_scale", 0.1),
+            r"temperature_scale = 0\.1.* is not supported",
+        ),
+        (
+            "Ministral3",
+            "own rope",
+            keyed("float32", "mistral3.rope.scaling.yarn_log_multiplier", 0.5),
+            "yarn_log_multiplier must be 0 or 1",
+        ),
+        (
+            "Ministral3",
+            "own rope",
+            keyed("string", "mistral3.rope.scaling.type", "linear"),
+            r"scaling\.type must be yarn",
+        ),
+        (
+            "Ministral3",
+            "own rope",
+            keyed("uint32", "mistral3.attention.temperature_length", 77),
+            "temperature_length must be the original context, 16384",
+        ),
+        (
+            "Granite",
+            "plain",
+            keyed("bool", "granite.rope.scaling.finetuned", False),
+            r"finetuned must be true",
+        ),
+        (
+            "Granite",
+            "plain",
+            keyed("float32", "granite.attention.scale"),
+            r"granite\.attention\.scale is missing",
+        ),
+        (
+            "Olmo2",
+            "norms behind",
+            keyed("uint32", "olmo2.attention.sliding_window", 8),
+            "windows are not supported",
+        ),
+        (
+            "Glm4",
+            "more eps",
+            lambda writer: writer.add_rope_dimension_sections([2, 1, 1, 0]),
+            "dimension_sections",
+        ),
+    ],
+)
+def test_what_an_architecture_does_not_say_is_refused_by_name(
+    tmp_path: Path, family: str, variant: str, change: Change, named: str
+) -> None:
+    Case(family=family, variant=variant, kind=Type.F32).save(tmp_path, change)
+    path = tmp_path / "model.gguf"
+    with pytest.raises(CheckpointError, match=named):
+        load_weights(path, parse_spec(gguf_config(path), str(path)), "float32")
 
 
 def test_a_split_model_is_read_from_all_files(tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ reference.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import gguf
+import numpy as np
 import torch
 from attrs import frozen
 from gguf import GGMLQuantizationType as Type
@@ -32,7 +34,19 @@ ARCHITECTURES: Final = {
     "DeepseekV2": "deepseek2",
     "DeepseekV3": "deepseek2",
     "Youtu": "deepseek2",
+    "Gemma2": "gemma2",
+    "Phi3": "phi3",
+    "Ministral3": "mistral3",
+    "Granite": "granite",
+    "SmolLM3": "smollm3",
+    "Olmo2": "olmo2",
+    "Glm4": "glm4",
+    "SeedOss": "seed_oss",
 }
+# Whose converters write Llama's order of a head's dimensions.
+_PERMUTED: Final = tuple(
+    gguf.MODEL_ARCH[name] for name in ("LLAMA", "MISTRAL3", "GRANITE", "SMOLLM3")
+)
 _MOE: Final = ("Qwen2Moe", "Qwen3Moe")
 _ROUTED: Final = ("Glm4Moe", "DeepseekV2", "DeepseekV3")
 _LATENTS: Final = ("DeepseekV2", "DeepseekV3", "Youtu")
@@ -55,20 +69,25 @@ def write(
     kinds: Mapping[str, Type],
     kind: Type = Type.F32,
     change: Callable[[gguf.GGUFWriter], object] = lambda _writer: None,
+    arch: str = "",
 ) -> Path:
     """Write a model; a matrix is stored as `kinds` says of a part of its name, or else as
-    `kind`. `change` adds to the file, or changes it.
+    `kind`. `change` adds to the file, or changes it. `arch` is another architecture than
+    most files of the family have.
     """
-    writer = gguf.GGUFWriter(path, ARCHITECTURES[family])
+    arch = arch or ARCHITECTURES[family]
+    writer = gguf.GGUFWriter(path, arch)
     add_sizes(writer, family, model.config)
     change(writer)
-    for named in tensors(family, model):
+    for named in tensors(family, model, arch):
         matching = (
             part_kind for name_part, part_kind in kinds.items() if name_part in named.name
         )
         tensor_kind = next(matching, kind) if named.tensor.dim() > 1 else Type.F32
         numbers = _permuted(named.tensor, named.heads).detach().float().numpy()
-        offset = float(family == "Gemma3" and named.name.endswith("norm.weight"))
+        offset = float(
+            family in ("Gemma2", "Gemma3") and named.name.endswith("norm.weight")
+        )
         stored = gguf.quants.quantize(numbers + offset, tensor_kind)
         add(writer, named.name, stored, tensor_kind)
         dequantized = (
@@ -114,20 +133,20 @@ def finish(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
-def tensors(family: str, model: Any) -> Iterator[Named]:
+def tensors(family: str, model: Any, arch_name: str = "") -> Iterator[Named]:
     """The tensors of a file; those of experts are together there."""
     config = model.config
     by_name = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
-    arch = by_name[ARCHITECTURES[family]]
+    arch = by_name[arch_name or ARCHITECTURES[family]]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         for matrix_name, matrix in _split(family, config, name, tensor):
             heads = 0
-            if arch is gguf.MODEL_ARCH.LLAMA and "q_proj" in matrix_name:
+            if arch in _PERMUTED and "q_proj" in matrix_name:
                 heads = config.num_attention_heads
-            elif arch is gguf.MODEL_ARCH.LLAMA and "k_proj" in matrix_name:
+            elif arch in _PERMUTED and "k_proj" in matrix_name:
                 heads = config.num_key_value_heads
             file_name = names.get_name(matrix_name, try_suffixes=(".weight", ".bias"))
             assert file_name is not None, matrix_name
@@ -207,8 +226,9 @@ def add_sizes(writer: gguf.GGUFWriter, family: str, config: Any) -> None:
         _add_latents(writer, config)
     else:
         writer.add_head_count_kv(config.num_key_value_heads)
-        writer.add_key_length(config.head_dim)
-        writer.add_value_length(config.head_dim)
+        if (head_dim := getattr(config, "head_dim", None)) is not None:
+            writer.add_key_length(head_dim)
+            writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     ropes = config.rope_parameters
     rope = ropes.get("full_attention", ropes)
@@ -230,10 +250,43 @@ def add_sizes(writer: gguf.GGUFWriter, family: str, config: Any) -> None:
     if family == "Qwen2Moe":
         width = config.shared_expert_intermediate_size
         writer.add_expert_shared_feed_forward_length(width)
-    if family in ("Gemma3", "GptOss", "Mistral") or (
-        family == "Mixtral" and config.sliding_window
+    add_own_sizes(writer, family, config)
+    if family in ("Gemma2", "Gemma3", "GptOss") or (
+        family in ("Mistral", "Mixtral") and config.sliding_window
     ):
         writer.add_sliding_window(config.sliding_window)
+
+
+def add_own_sizes(writer: gguf.GGUFWriter, family: str, config: Any) -> None:
+    """Add the metadata that one family alone has."""
+    rope = config.rope_parameters
+    if family == "Gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    elif family == "Ministral3":
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+    elif family == "Granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    elif family == "Phi3":
+        writer.add_sliding_window(config.sliding_window or 0)
+        original = rope.get("original_max_position_embeddings")
+        original = original or config.original_max_position_embeddings
+        writer.add_rope_scaling_orig_ctx_len(original)
+        if rope["rope_type"] == "longrope":
+            scale = config.max_position_embeddings / original
+            factor = math.sqrt(1 + math.log(scale) / math.log(original))
+            writer.add_rope_scaling_attn_factors(rope.get("attention_factor") or factor)
+            for name in ("long", "short"):
+                factors = np.array(rope[f"{name}_factor"], np.float32)
+                writer.add_tensor(f"rope_factors_{name}.weight", factors)
+    if family in ("Phi3", "Glm4"):
+        head_dim = getattr(config, "head_dim", None)
+        head_dim = head_dim or config.hidden_size // config.num_attention_heads
+        writer.add_rope_dimension_count(int(head_dim * rope["partial_rotary_factor"]))
 
 
 def _add_latents(writer: gguf.GGUFWriter, config: Any) -> None:

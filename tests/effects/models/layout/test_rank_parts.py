@@ -134,8 +134,13 @@ def test_gpt_oss_as_it_is_published_is_divided(tmp_path: Path, by_expert: bool) 
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
-def test_gguf_files_are_divided(tmp_path: Path, kind: str) -> None:
-    model = save(str(tmp_path), "Qwen2", VARIANTS["Qwen2", "plain"] | WIDE)
+@pytest.mark.parametrize(
+    ("family", "variant"), [("Qwen2", "plain"), ("Phi3", "fused"), ("Glm4", "more eps")]
+)
+def test_gguf_files_are_divided(
+    tmp_path: Path, family: str, variant: str, kind: str
+) -> None:
+    model = save(str(tmp_path), family, VARIANTS[family, variant] | WIDE)
     file = tmp_path / "model.gguf"
-    write(file, "Qwen2", model, {}, GGMLQuantizationType[kind])
+    write(file, family, model, {}, GGMLQuantizationType[kind])
     check_parts(file)
