@@ -67,6 +67,8 @@ def with_few_experts(row: Mapping[str, Any]) -> dict[str, Any]:
     if count:
         config |= {key: CHECKED_EXPERTS for key in EXPERT_KEYS if key in config}
         config |= {"num_experts_per_tok": 1, "n_group": 1, "topk_group": 1}
+        if "top_k_experts" in config:
+            config["top_k_experts"] = 1
     return {**row, "config": config, "tensors": patterns}
 
 
