@@ -48,6 +48,12 @@ _TEKKEN_PATTERN: Final = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _LAST_WORDS
 )
+_ENDS: Final = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT_4O_PATTERN: Final = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDS}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDS}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _LAST_WORDS
+)
 _DIGITS: Final = {"type": "Digits", "individual_digits": True}
 _DEEPSEEK_CODER_SPLITS: Final = (
     _split(r"[\r\n]"),
@@ -61,6 +67,7 @@ _LLAMA: Final = Pretokenizer(
 )
 # llama.cpp divides words by the same pattern for all of these names.
 _LIKE_LLAMA: Final = ("dbrx", "smaug-bpe", "glm4", "chatglm-bpe")
+_LIKE_GPT_4O: Final = ("gpt-4o", "minimax-m2")
 _LIKE_SMOLLM: Final = ("smollm", "refact", "starcoder")
 _QWEN: Final = Pretokenizer(CLASSES["Qwen2Tokenizer"].components({}))
 PRETOKENIZERS: Final[Mapping[str, Pretokenizer]] = {
@@ -72,6 +79,9 @@ PRETOKENIZERS: Final[Mapping[str, Pretokenizer]] = {
     "gpt-2": Pretokenizer(_byte_level_components(gpt2=True)),
     **dict.fromkeys(
         _LIKE_LLAMA, Pretokenizer(_byte_level_components(_split(_LLAMA3_PATTERN)))
+    ),
+    **dict.fromkeys(
+        _LIKE_GPT_4O, Pretokenizer(_byte_level_components(_split(_GPT_4O_PATTERN)))
     ),
     **dict.fromkeys(
         _LIKE_SMOLLM, Pretokenizer(_byte_level_components(_DIGITS, gpt2=True))

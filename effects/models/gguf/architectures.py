@@ -47,6 +47,7 @@ class Architecture:
             "post_ffw_norm": norms.after_feed,
         }
         names = {stored: name for stored, name in names.items() if name}
+        names["attn_q_norm"], names["attn_k_norm"] = self.family.qk_norm.names
         if qkv := self.family.stored.qkv:
             names["attn_qkv"] = f"self_attn.{qkv}"
         if gate_up := self.family.stored.gate_up:
@@ -67,11 +68,10 @@ class Architecture:
         file, by their whole names there.
         """
         keys = self.family.experts
-        router = "" if keys is None else keys.stored.router
-        return {
-            "attn_sinks.weight": "self_attn.sinks",
-            "exp_probs_b.bias": f"{router}.e_score_correction_bias",
-        }
+        names = {"attn_sinks.weight": "self_attn.sinks"}
+        if keys is not None and keys.routing.correction:
+            names["exp_probs_b.bias"] = keys.routing.correction
+        return names
 
     @property
     def expert_names(self) -> Mapping[str, str]:
@@ -99,8 +99,6 @@ _LAYER: Final = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
     **{name: f"mlp.{matrix}" for name, matrix in _MATRICES.items()},
 }
 _MLA: Final = {
@@ -174,6 +172,13 @@ _ROWS: Final = (
     Architecture(name="smollm3", model_type="smollm3", interleaved=True),
     Architecture(name="olmo2", model_type="olmo2"),
     Architecture(name="glm4", model_type="glm4"),
+    Architecture(name="ernie4_5", model_type="ernie4_5"),
+    Architecture(name="hunyuan-dense", model_type="hunyuan_v1_dense"),
+    Architecture(
+        name="minimax-m2",
+        model_type="minimax_m2",
+        reads=frozenset({".expert_gating_func"}),
+    ),
     Architecture(name="seed_oss", model_type="seed_oss", feed_norm="post_attention_norm"),
 )
 ARCHITECTURES: Final = {row.name: row for row in _ROWS}

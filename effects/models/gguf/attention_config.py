@@ -19,7 +19,10 @@ from minfer.effects.models.gguf.rope_config import (
 # Of Gemma 2 and 3 of 27B: only these scale queries by (hidden size / heads) ** -0.5.
 _GEMMA_27B_LAYERS: Final = {"gemma2": 46, "gemma3": 62}
 # Architectures whose windows are refused.
-_WITHOUT_WINDOWS: Final = ("granite", "smollm3", "olmo2", "glm4", "seed_oss")
+_WITHOUT_WINDOWS: Final = (
+    *("granite", "smollm3", "olmo2", "glm4", "seed_oss"),
+    *("ernie4_5", "hunyuan-dense", "minimax-m2"),
+)
 _SECTIONS: Final = ".rope.dimension_sections"
 _NO_ROPE_INTERVAL: Final = 4  # of SmolLM3's layers; files do not say it
 

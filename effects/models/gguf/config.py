@@ -17,7 +17,8 @@ from minfer.effects.models.gguf.hf_tensors import kept_type, own_layers
 from minfer.effects.models.gguf.metadata import GgufMetadata
 from minfer.effects.models.gguf.token_lists import stop_ids
 
-OUT_BIAS: Final = "attention_out_bias"  # in config.json (Seed-OSS)
+# In config.json, of Seed-OSS and of Ernie.
+OUT_BIAS, USE_BIAS = "attention_out_bias", "use_bias"
 EMBEDDINGS: Final = "token_embd.weight"
 # By `general.type`.
 _OTHER_KINDS: Final = {
@@ -95,8 +96,9 @@ def gguf_config(path: str | Path) -> dict[str, Any]:
         **read_attention(metadata, arch),
         **read_experts(metadata, arch),
     }
-    if arch.family.biases.out == OUT_BIAS:
-        config[OUT_BIAS] = "blk.0.attn_output.bias" in file.tensors
+    for key in (OUT_BIAS, USE_BIAS):
+        if arch.family.biases.out == key:
+            config[key] = "blk.0.attn_output.bias" in file.tensors
     if (kept := kept_type(file)) is not None:
         config["quantization_config"] = {"quant_method": "gguf", "kept": kept.name}
     return config

@@ -36,6 +36,13 @@ def read_experts(metadata: GgufMetadata, arch: Architecture) -> dict[str, Any]:
         config[keys.shared.width] = _width(metadata, key, dense, "ffn_up_shexp")
     if keys.shared.count:
         config[keys.shared.count] = metadata.integer(".expert_shared_count", 0, low=0)
+    if ".expert_gating_func" in arch.reads:
+        # Older files of the first architectures do not say it.
+        missing: Any = ... if arch.model_type == "minimax_m2" else 0
+        gating = metadata.integer(".expert_gating_func", missing, low=0)
+        expected = _GATING[keys.routing.scores]
+        if gating and gating != expected:
+            raise metadata.error(".expert_gating_func", str(expected))
     if ".expert_weights_scale" in arch.reads:
         config |= _routing(metadata, arch)
     return config
@@ -51,11 +58,6 @@ def _routing(metadata: GgufMetadata, arch: Architecture) -> dict[str, Any]:
         "topk_group": metadata.integer(".expert_group_used_count", 0, low=0) or groups,
         "norm_topk_prob": metadata.flag(".expert_weights_norm", default=False),
     }
-    gating = metadata.integer(".expert_gating_func", 0, low=0)
-    experts = arch.family.experts
-    expected = _GATING[experts.routing.scores if experts else "softmax"]
-    if gating and gating != expected:
-        raise metadata.error(".expert_gating_func", str(expected))
     if arch.model_type == "deepseek_v2":
         is_limited = groups > 1
         config["topk_method"] = "group_limited_greedy" if is_limited else "greedy"

@@ -47,6 +47,13 @@ LLAMA3: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# As in the tokenizer.json of gpt-oss.
+O200K: Final = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def writer_of(path: Path, rows: int, arch: str = "llama") -> gguf.GGUFWriter:
@@ -130,6 +137,7 @@ def test_words_are_divided_as_the_name_says(tmp_path: Path) -> None:
         "llama-bpe": split(LLAMA3),
     }
     cases |= dict.fromkeys(("refact", "starcoder"), cases["smollm"])
+    cases |= dict.fromkeys(("gpt-4o", "minimax-m2"), split(O200K))
     cases |= dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), split(LLAMA3))
     for name, words in cases.items():
         bpe = models.BPE(vocab, pairs, ignore_merges=name == "llama-bpe")

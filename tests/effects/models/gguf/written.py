@@ -42,6 +42,9 @@ ARCHITECTURES: Final = {
     "Olmo2": "olmo2",
     "Glm4": "glm4",
     "SeedOss": "seed_oss",
+    "Ernie4_5": "ernie4_5",
+    "HunYuanDenseV1": "hunyuan-dense",
+    "MiniMaxM2": "minimax-m2",
 }
 # Whose converters write Llama's order of a head's dimensions.
 _PERMUTED: Final = tuple(
@@ -162,6 +165,8 @@ def _split(
 ) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a file that one of a checkpoint is written as, by their names."""
     if name.endswith("e_score_correction_bias"):
+        if family == "MiniMaxM2":
+            name = name.replace("mlp", "block_sparse_moe")
         yield name.removesuffix("_bias"), tensor
     elif family in _LATENTS and "kv_b_proj" in name:
         by_head = tensor.view(config.num_attention_heads, -1, tensor.shape[-1])
@@ -195,7 +200,7 @@ def _split_experts(
         gate, up = stacked.chunk(2, dim=1)
         matrices = {"gate_proj": gate, "up_proj": up}
     for matrix, tensor in matrices.items():
-        if family == "Mixtral":
+        if family in ("Mixtral", "MiniMaxM2"):
             prefix, matrix = prefix.replace("mlp", "block_sparse_moe"), _MIXTRAL[matrix]
         yield f"{prefix}.experts.{matrix}.weight", tensor
 
@@ -241,7 +246,7 @@ def add_sizes(writer: gguf.GGUFWriter, family: str, config: Any) -> None:
         writer.add_rope_scaling_orig_ctx_len(length)
     if family in _ROUTED:
         _add_routing(writer, family, config)
-    elif family in (*_MOE, "Mixtral", "GptOss"):
+    elif family in (*_MOE, "Mixtral", "GptOss", "MiniMaxM2"):
         count = getattr(config, "num_experts", None) or config.num_local_experts
         writer.add_expert_count(count)
         writer.add_expert_used_count(config.num_experts_per_tok)
@@ -283,10 +288,21 @@ def add_own_sizes(writer: gguf.GGUFWriter, family: str, config: Any) -> None:
             for name in ("long", "short"):
                 factors = np.array(rope[f"{name}_factor"], np.float32)
                 writer.add_tensor(f"rope_factors_{name}.weight", factors)
-    if family in ("Phi3", "Glm4"):
+    elif family == "MiniMaxM2":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    elif family == "HunYuanDenseV1" and rope["rope_type"] == "dynamic":
+        share = config.head_dim / (config.head_dim - 2)
+        writer.kv_data[0].pop("hunyuan-dense.rope.freq_base")
+        writer.add_rope_freq_base(rope["rope_theta"] * rope["alpha"] ** share)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+        writer.add_rope_scaling_factor(1)
+    if family in ("Phi3", "Glm4", "MiniMaxM2"):
         head_dim = getattr(config, "head_dim", None)
         head_dim = head_dim or config.hidden_size // config.num_attention_heads
-        writer.add_rope_dimension_count(int(head_dim * rope["partial_rotary_factor"]))
+        writer.add_rope_dimension_count(
+            int(head_dim * rope.get("partial_rotary_factor", 1))
+        )
 
 
 def _add_latents(writer: gguf.GGUFWriter, config: Any) -> None:
