@@ -133,7 +133,9 @@ def test_a_tensor_that_the_index_leaves_out_is_written(
 @pytest.mark.parametrize(
     ("key", "level"),
     long(
-        (key, WRITTEN[i % len(WRITTEN)])
+        # Falcon's fused matrices are stored in another order of rows than in memory, so
+        # that blocks of rows are others.
+        (key, "fp8" if key[0] == "Falcon" else WRITTEN[i % len(WRITTEN)])
         for i, key in enumerate(case for case in CASES if case not in STACKED)
     ),
 )
