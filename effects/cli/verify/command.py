@@ -11,6 +11,7 @@ from minfer.effects.cli.options import engine_options
 from minfer.effects.cli.verify.findings import FAILED, Check, failed, verdict
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.setup.engine_args import engine_args
+from minfer.effects.text.tokenizer import TextError
 from minfer.values.checks import ConfigError
 
 DESCRIPTION: Final = (
@@ -99,6 +100,8 @@ def run(options: argparse.Namespace) -> int:
     except CheckpointError as error:
         _report([*checks, Check("loading", FAILED, str(error))], as_json=options.json)
         raise
+    except TextError as error:  # a tokenizer without tokens for all texts
+        checks.append(Check("texts", FAILED, str(error)))
     return _report(checks, as_json=options.json)
 
 

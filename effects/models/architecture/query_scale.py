@@ -48,10 +48,13 @@ def read_query_scale(
     strength = _strength(rope, SCALING_BETA)
     if not strength:
         return None
-    context = reader.size("max_position_embeddings")
     key = "original_max_position_embeddings"
-    default = context if rope.config.get("rope_type") in ("llama3", "yarn") else None
-    return QueryScale(strength, rope.size(key, default))
+    kind = rope.config.get("rope_type", rope.config.get("type"))
+    if kind not in ("llama3", "yarn"):
+        return QueryScale(strength, rope.size(key))
+    # As in transformers: the outer one has priority, for these types alone.
+    lengths = rope if reader.is_absent(key) else reader
+    return QueryScale(strength, lengths.size(key, reader.size("max_position_embeddings")))
 
 
 def _read_temperature(reader: ConfigReader) -> QueryScale | None:

@@ -153,7 +153,9 @@ def parse_ropes(
             table |= scaling or {}
         found = (table.get("rope_theta"), *thetas[kind])
         theta = next(value for value in found if value is not None)
-        kind_config = {**reader.config, "rope_scaling": None}
+        # An outer original context is of configs with one rope, in transformers too.
+        outer = {"rope_scaling": None, "original_max_position_embeddings": None}
+        kind_config = {**reader.config, **outer}
         kind_config["rope_parameters"] = {**table, "rope_theta": theta}
         if bases.own_shares:
             kind_config["partial_rotary_factor"] = None

@@ -87,24 +87,19 @@ def _draw_target(
     rank_part: RankPart | None, weight_part: WeightPart, pool: "torch.Tensor"
 ) -> "torch.Tensor | None":
     """Returns the tensor into which a whole tensor is drawn: its target, or memory of its
-    own if the target takes a part of it or another form; None if it is not needed.
+    own if the target takes a part of it, another order or another form; None if it is not
+    needed.
     """
     import torch
 
     if rank_part is None:
         return None
-    if rank_part.cut is None and rank_part.part.take is None and not rank_part.is_zero:
-        return rank_part.part.target
+    part, target = rank_part.part, rank_part.part.target
+    is_filled_whole = rank_part.cut is None and not rank_part.is_zero
+    is_as_drawn = part.take is None and part.arrange is None and target.is_contiguous()
+    if is_filled_whole and is_as_drawn:
+        return target
     return torch.empty(weight_part.shape, dtype=pool.dtype, device=pool.device)
-
-
-def _rows_of(drawn: "torch.Tensor", columns: int) -> "torch.Tensor":
-    """Returns a view of a tensor as rows of this width, which a transposed target does
-    not have.
-    """
-    if drawn.shape[-1] != columns:
-        return drawn.view(-1, columns)
-    return drawn.flatten(0, -2) if drawn.dim() > 1 else drawn[None]
 
 
 def _draw(
@@ -119,7 +114,9 @@ def _draw(
     columns = shape[-1]
     num_rows = prod(shape) // columns
     rows_at_once = max(1, POOL_SIZE // 8 // columns)
-    matrix = None if drawn is None else _rows_of(drawn, columns)
+    matrix = (
+        None if drawn is None else drawn.flatten(0, -2) if len(shape) > 1 else drawn[None]
+    )
     for first in range(0, num_rows, rows_at_once):
         size = min(rows_at_once, num_rows - first) * columns
         if matrix is not None:

@@ -48,6 +48,8 @@ _QWEN3: Final = {
     "rope_theta": 500000.0,
 }
 _ROWS: Final = (
+    # transformers makes Ministral of what has `layer_types`, but not of a text half.
+    evolve(BY_MODEL_TYPE["mistral"], windows=Windows(where="uniform")),
     # The class of the whole does not cap logits; a config that says so is refused.
     evolve(BY_MODEL_TYPE["gemma3_text"], factors=Factors(embedding_root=True)),
     *(

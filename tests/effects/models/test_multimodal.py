@@ -357,6 +357,16 @@ def test_embeddings_are_tied_as_in_transformers(
             "sliding_window",
         ),
         (
+            with_text(
+                "Llava",
+                model_type="mistral",
+                sliding_window=8,
+                layer_types=["full_attention", *["sliding_attention"] * 2],
+            ),
+            UnsupportedModelError,
+            "layer_types",
+        ),
+        (
             with_text("Llava", final_logit_softcapping=30.0, model_type="mistral"),
             UnsupportedModelError,
             "final_logit_softcapping",

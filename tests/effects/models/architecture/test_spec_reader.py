@@ -342,6 +342,32 @@ def test_null_is_false_where_an_absent_flag_is_true(
         assert rope.interleaved == interleaved
 
 
+@pytest.mark.parametrize(
+    ("name", "length"), [("scaled queries", 128), ("tied, window", 8)]
+)
+def test_queries_grow_from_the_original_context_that_ropes_have(
+    name: str, length: int
+) -> None:
+    """Ropes of type yarn have the outer one, others none."""
+    config = written("Ministral3", VARIANTS["Ministral3", name])
+    spec = parse_spec({**config, "original_max_position_embeddings": 128})
+    scale = gqa_of(spec).query_scale
+    assert scale is not None
+    assert scale.length == length
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("Olmo3", "yarn"), ("Laguna", "ropes, tied"), ("MiMoV2Flash", "listed")],
+)
+def test_an_outer_original_context_is_not_of_ropes_by_kind(
+    family: str, name: str
+) -> None:
+    config = written(family, VARIANTS[family, name])
+    spec = parse_spec({**config, "original_max_position_embeddings": 16})
+    assert spec == parse_spec(config)
+
+
 def test_an_empty_list_of_ends_is_not_the_default() -> None:
     config = written("Glm4", VARIANTS["Glm4", "plain"])
     assert len(parse_spec({**config, "eos_token_id": None}).eos_ids) == 3
