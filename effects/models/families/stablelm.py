@@ -32,7 +32,6 @@ ROWS: Final = (
         ),
         aliases={"layer_norm_eps": "rms_norm_eps"},
         variants=(
-            Variant(when={}, config={"head_dim": None}),  # transformers derives it
             Variant(
                 when={"use_parallel_residual": True},
                 row={
