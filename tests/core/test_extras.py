@@ -24,7 +24,7 @@ def test_every_extra_that_is_requested_is_there() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     texts = [path.read_text("utf-8") for room in ROOMS for path in files(room)]
     requested = {name for text in texts for name in REQUESTED.findall(text)}
-    single = {"bench", "otel", "responses", "testing", "tokenizers"}
+    single = {"bench", "gguf", "otel", "responses", "testing", "tokenizers"}
     assert requested == {*single, "nixl", "ray"}
     assert requested <= project["optional-dependencies"].keys()
 
