@@ -57,7 +57,7 @@ SUBFOLDERS: Final = {
     "effects/live": "input_processing engine beams constraints journal",
     "effects/text": "tools grammars",
     "effects/execution": "warming running ranks cuda packing cpu tiers device",
-    "effects/models": "fallback checkpoint layout architecture formats gguf",
+    "effects/models": "fallback checkpoint layout architecture formats gguf families",
 }
 EXCEPTIONS: Final = (
     "minfer/__init__.py",

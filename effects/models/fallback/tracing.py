@@ -28,7 +28,7 @@ from minfer.effects.models.config_reader import ConfigReader, UnsupportedModelEr
 from minfer.effects.models.fallback.classes import HuggingFaceModel, quiet, resolve
 from minfer.effects.models.fallback.paged import own_mask, refuse_extras
 from minfer.effects.models.families.family import Family
-from minfer.effects.models.families.layer_keys import Stored
+from minfer.effects.models.families.layer_keys import StoredNames
 from minfer.effects.models.parts import Renaming
 from minfer.kernels.leaves import Shard
 
@@ -96,7 +96,7 @@ def fallback_spec(
             architecture=name,
             model_type="",
             defaults={},
-            stored=Stored(renamings=tuple(_renamings(model))),
+            stored=StoredNames(renamings=tuple(_renamings(model))),
         ),
         vocab_size=vocab,
         hidden_size=hf_model.config.hidden_size,

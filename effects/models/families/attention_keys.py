@@ -56,7 +56,7 @@ class FullHeads:
 
 
 @frozen(kw_only=True)
-class Heads:
+class HeadKeys:
     """Number and width of heads, where these are not the same everywhere, and what is
     done with values and results.
     """

@@ -10,7 +10,7 @@ from minfer.effects.models.families.expert_keys import (
     SparseLayers,
 )
 from minfer.effects.models.families.family import Family
-from minfer.effects.models.families.layer_keys import Stored
+from minfer.effects.models.families.layer_keys import StoredNames
 
 _BIAS: Final = "use_bias"
 _ERNIE: Final = {
@@ -59,6 +59,6 @@ ROWS: Final = (
             shared=SharedExperts(count="moe_num_shared_experts"),
             sparse=SparseLayers(between=True),
         ),
-        stored=Stored(skipped=("model.mtp_",)),
+        stored=StoredNames(skipped=("model.mtp_",)),
     ),
 )

@@ -11,7 +11,7 @@ from minfer.effects.models.families.layer_keys import (
     LayerExtras,
     NormNames,
     Norms,
-    Stored,
+    StoredNames,
 )
 from minfer.effects.models.parts import Renaming
 
@@ -45,7 +45,7 @@ ROWS: Final = (
             "parallel_attn": True,
         },
         biases=Biases(qkv="bias", out="bias", mlp="bias"),
-        stored=Stored(
+        stored=StoredNames(
             qkv="query_key_value",
             qkv_by_key_head=True,
             renamings=tuple(Renaming(*pair) for pair in _RENAMINGS.items()),

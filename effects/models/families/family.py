@@ -20,7 +20,7 @@ from attrs import field, frozen
 
 from minfer.effects.models.families.attention_keys import (
     Biases,
-    Heads,
+    HeadKeys,
     Positions,
     QkNorm,
     Scores,
@@ -32,7 +32,7 @@ from minfer.effects.models.families.layer_keys import (
     FeedForward,
     LayerExtras,
     Norms,
-    Stored,
+    StoredNames,
 )
 from minfer.kernels.leaves import Activation
 
@@ -62,7 +62,7 @@ class Family:
     activation: Activation = field(default="silu", kw_only=True)
     biases: Biases = field(factory=Biases, kw_only=True)
     qk_norm: QkNorm = field(factory=QkNorm, kw_only=True)
-    heads: Heads = field(factory=Heads, kw_only=True)
+    heads: HeadKeys = field(factory=HeadKeys, kw_only=True)
     scores: Scores = field(factory=Scores, kw_only=True)
     positions: Positions = field(factory=Positions, kw_only=True)
     windows: Windows = field(factory=Windows, kw_only=True)
@@ -70,7 +70,7 @@ class Family:
     feed_forward: FeedForward = field(factory=FeedForward, kw_only=True)
     extras: LayerExtras = field(factory=LayerExtras, kw_only=True)
     factors: Factors = field(factory=Factors, kw_only=True)
-    stored: Stored = field(factory=Stored, kw_only=True)
+    stored: StoredNames = field(factory=StoredNames, kw_only=True)
     # Where a config has none, or null.
     eos_ids: tuple[int, ...] = field(default=(), kw_only=True)
     # The family's own names of config values, and those of most families.

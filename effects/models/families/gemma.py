@@ -5,7 +5,7 @@ from typing import Final
 from minfer.effects.models.families.attention_keys import (
     Biases,
     FullHeads,
-    Heads,
+    HeadKeys,
     Positions,
     QkNorm,
     RopeBases,
@@ -106,7 +106,7 @@ ROWS: Final = (
             ),
         ),
         factors=Factors(logit_cap="final_logit_softcapping", embedding_root=True),
-        heads=Heads(
+        heads=HeadKeys(
             full=FullHeads(
                 head_dim="global_head_dim",
                 kv_heads="num_global_key_value_heads",

@@ -7,7 +7,7 @@ from attrs import evolve
 from minfer.effects.models.families.attention_keys import Biases, Positions, QkNorm
 from minfer.effects.models.families.common import BIAS, MLA, SIGMOID
 from minfer.effects.models.families.family import Family
-from minfer.effects.models.families.layer_keys import NormNames, Norms, Stored
+from minfer.effects.models.families.layer_keys import NormNames, Norms, StoredNames
 
 _GLM: Final = {
     "max_position_embeddings": 131072,
@@ -25,7 +25,7 @@ ROWS: Final = (
         _GLM,
         biases=Biases(qkv=BIAS),
         positions=Positions(partial=True, interleaved=True),
-        stored=Stored(gate_up="gate_up_proj"),
+        stored=StoredNames(gate_up="gate_up_proj"),
         eos_ids=_ENDS,
     ),
     Family(  # GLM-4-0414 and GLM-Z1
@@ -40,7 +40,7 @@ ROWS: Final = (
             )
         ),
         positions=Positions(partial=True, interleaved=True),
-        stored=Stored(gate_up="gate_up_proj"),
+        stored=StoredNames(gate_up="gate_up_proj"),
         eos_ids=_ENDS,
     ),
     Family(

@@ -5,7 +5,7 @@ from typing import Final
 from minfer.effects.models.families.attention_keys import (
     Biases,
     HeadGateKeys,
-    Heads,
+    HeadKeys,
     Positions,
     QkNorm,
     RopeBases,
@@ -44,7 +44,7 @@ ROWS: Final = (
         },
         windows=Windows(where="listed"),
         biases=Biases(qkv=BIAS, out=BIAS),
-        heads=Heads(
+        heads=HeadKeys(
             by_layer="num_attention_heads_per_layer",
             gate=HeadGateKeys(
                 name="self_attn.g_proj", activation="softplus", granularity="gating"

@@ -73,7 +73,7 @@ class Factors:
 
 
 @frozen(kw_only=True)
-class Stored:
+class StoredNames:
     """Names of tensors in checkpoints."""
 
     # Of queries, keys and values, and of gate and up, where each of these are stored as

@@ -17,7 +17,7 @@ from minfer.effects.models.families.expert_keys import (
     StoredExperts,
 )
 from minfer.effects.models.families.family import Family
-from minfer.effects.models.families.layer_keys import FeedForward, Stored
+from minfer.effects.models.families.layer_keys import FeedForward, StoredNames
 
 ROWS: Final = (
     Family(
@@ -53,7 +53,7 @@ ROWS: Final = (
             interleaved=True, rotated_layers="listed", query_scale="unrotated"
         ),
         feed_forward=FeedForward(width="intermediate_size_mlp"),
-        stored=Stored(feed_forward="feed_forward"),
+        stored=StoredNames(feed_forward="feed_forward"),
         experts=ExpertKeys(
             count=("num_local_experts",),
             inter="intermediate_size",

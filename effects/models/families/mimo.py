@@ -6,7 +6,7 @@ from attrs import evolve
 
 from minfer.effects.models.families.attention_keys import (
     Biases,
-    Heads,
+    HeadKeys,
     Positions,
     RopeBases,
     Scores,
@@ -15,7 +15,7 @@ from minfer.effects.models.families.attention_keys import (
 from minfer.effects.models.families.common import BIAS, SIGMOID
 from minfer.effects.models.families.expert_keys import SharedExperts
 from minfer.effects.models.families.family import Family
-from minfer.effects.models.families.layer_keys import Stored
+from minfer.effects.models.families.layer_keys import StoredNames
 
 ROWS: Final = (
     Family(
@@ -40,7 +40,7 @@ ROWS: Final = (
         windows=Windows(where="pattern", first_full=True),
         biases=Biases(qkv=BIAS),
         scores=Scores(sinks="windowed", sinks_name="attention_sink_bias"),
-        heads=Heads(
+        heads=HeadKeys(
             window_kv_multiple=2,
             value_dim="v_head_dim",
             value_scale="attention_value_scale",
@@ -54,6 +54,6 @@ ROWS: Final = (
             shared=SharedExperts(),
             sparse=evolve(SIGMOID.sparse, layer_types="mlp_layer_types"),
         ),
-        stored=Stored(skipped=("model.mtp.",)),
+        stored=StoredNames(skipped=("model.mtp.",)),
     ),
 )

@@ -5,7 +5,7 @@ from typing import Final
 from minfer.effects.models.families.attention_keys import Positions, QkNorm
 from minfer.effects.models.families.expert_keys import ExpertKeys, Routing, StoredExperts
 from minfer.effects.models.families.family import Family
-from minfer.effects.models.families.layer_keys import Stored
+from minfer.effects.models.families.layer_keys import StoredNames
 from minfer.effects.models.parts import Renaming
 
 ROWS: Final = (
@@ -38,7 +38,7 @@ ROWS: Final = (
                 matrices=("w1", "w3", "w2"),
             ),
         ),
-        stored=Stored(
+        stored=StoredNames(
             renamings=(Renaming(r"\.mlp\.", ".block_sparse_moe."),)  # of transformers 5
         ),
     ),

@@ -12,7 +12,7 @@ from minfer.effects.models.families.expert_keys import (
     StoredExperts,
 )
 from minfer.effects.models.families.family import Family
-from minfer.effects.models.families.layer_keys import Stored
+from minfer.effects.models.families.layer_keys import StoredNames
 from minfer.effects.models.parts import Renaming
 
 _LONG: Final = {"max_position_embeddings": 131072, "num_key_value_heads": 8}
@@ -52,7 +52,7 @@ ROWS: Final = (
                 matrices=("w1", "w3", "w2"),
             ),
         ),
-        stored=Stored(
+        stored=StoredNames(
             renamings=(Renaming(r"\.mlp\.", ".block_sparse_moe."),)  # of transformers 5
         ),
     ),

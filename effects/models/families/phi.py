@@ -8,7 +8,7 @@ from minfer.effects.models.families.layer_keys import (
     LayerExtras,
     NormNames,
     Norms,
-    Stored,
+    StoredNames,
 )
 from minfer.effects.models.parts import Renaming
 
@@ -24,7 +24,7 @@ ROWS: Final = (
         },
         windows=Windows(where="uniform"),
         positions=Positions(partial=True, longrope=True),
-        stored=Stored(qkv="qkv_proj", gate_up="gate_up_proj"),
+        stored=StoredNames(qkv="qkv_proj", gate_up="gate_up_proj"),
     ),
     Family(  # Phi-1, 1.5 and 2
         "PhiForCausalLM",
@@ -40,7 +40,7 @@ ROWS: Final = (
         norms=Norms(layer_norm=True, bias=True, names=NormNames(before_feed="")),
         extras=LayerExtras(parallel=True),
         positions=Positions(partial=True),
-        stored=Stored(
+        stored=StoredNames(
             renamings=(
                 Renaming(r"\.self_attn\.dense\.", ".self_attn.o_proj."),
                 Renaming(r"\.fc1\.", ".up_proj."),

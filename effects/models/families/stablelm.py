@@ -8,7 +8,7 @@ from minfer.effects.models.families.layer_keys import (
     LayerExtras,
     NormNames,
     Norms,
-    Stored,
+    StoredNames,
 )
 from minfer.effects.models.parts import Renaming
 
@@ -27,7 +27,7 @@ ROWS: Final = (
         qk_norm=QkNorm(present="qk_layernorm", factors="listed"),
         norms=Norms(layer_norm=True, bias=True),
         positions=Positions(partial=True),
-        stored=Stored(
+        stored=StoredNames(
             renamings=(Renaming(r"\.([qk])_layernorm\.norms\.", r".\1_norm."),)
         ),
         aliases={"layer_norm_eps": "rms_norm_eps"},

@@ -4,7 +4,7 @@ from typing import Final
 
 from minfer.effects.models.families.attention_keys import Biases, Windows
 from minfer.effects.models.families.family import Family
-from minfer.effects.models.families.layer_keys import Norms, Stored
+from minfer.effects.models.families.layer_keys import Norms, StoredNames
 from minfer.effects.models.parts import Renaming
 
 ROWS: Final = (
@@ -23,7 +23,7 @@ ROWS: Final = (
         biases=Biases(qkv="use_bias", out="use_bias", mlp="use_bias"),
         activation="ungated_gelu_tanh",
         norms=Norms(layer_norm=True, bias=True),
-        stored=Stored(
+        stored=StoredNames(
             renamings=(
                 Renaming(r"\.c_fc\.", ".up_proj."),
                 Renaming(r"\.c_proj\.", ".down_proj."),
