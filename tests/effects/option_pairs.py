@@ -353,6 +353,10 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
             ({}, {"rope_parameters": _OWN_ROPES}),
         ),
     ),
+    "Olmoe": (
+        "experts",
+        (*_EVERY, _BIAS, _NORMALISED, _TOP, ({}, {"num_experts": 5})),
+    ),
     "Phi3": (
         "fused",
         (

@@ -165,6 +165,16 @@ _TEXTS: Final = {
 "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02, "sliding_window": null,
 "tie_word_embeddings": false, "torch_dtype": "bfloat16",
 "transformers_version": "4.36.0.dev0", "use_cache": true, "vocab_size": 32000}""",
+    "OLMoE-1B-7B-0125-Instruct": """{"architectures": ["OlmoeForCausalLM"],
+"attention_bias": false, "attention_dropout": 0.0, "clip_qkv": null,
+"eos_token_id": 50279, "hidden_act": "silu", "hidden_size": 2048,
+"initializer_range": 0.02, "intermediate_size": 1024, "max_position_embeddings": 4096,
+"model_type": "olmoe", "norm_topk_prob": false, "num_attention_heads": 16,
+"num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 16,
+"num_key_value_heads": 16, "output_router_logits": false, "pad_token_id": 1,
+"rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 10000.0,
+"router_aux_loss_coef": 0.01, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+"transformers_version": "4.47.1", "use_cache": false, "vocab_size": 50304}""",
 }
 PUBLISHED: Final[dict[str, dict[str, Any]]] = {
     name: json.loads(text) for name, text in _TEXTS.items()
@@ -182,4 +192,5 @@ BILLIONS: Final = {
     "gemma-3-4b-it": 3.88,
     "Phi-3-mini-4k-instruct": 3.82,
     "Mixtral-8x7B-Instruct-v0.1": 46.7,
+    "OLMoE-1B-7B-0125-Instruct": 6.92,
 }

@@ -67,6 +67,7 @@ CASES: Final = {
     ("Gemma3", "pattern"): {},
     ("Granite", "multipliers"): {},
     ("Olmo2", "norms behind"): {},
+    ("Olmoe", "biases, normalised"): {"intermediate_size": 32},
     ("Phi3", "partial"): {},
     ("Cohere", "norms of heads"): {},
     ("StableLm", "all"): {},

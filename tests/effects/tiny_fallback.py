@@ -47,8 +47,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "phi3": {"hidden_act": "relu"},
     # Layer norms with factors less 1, a feed-forward without a gate.
     "nemotron": {"hidden_act": "relu2"},
-    # Experts, and queries and keys normalised over all heads.
-    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    # Of the family table, but for its activation: experts, and queries and keys
+    # normalised over all heads.
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "hidden_act": "relu"},
     # Of the family table: experts, every layer with a window.
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
     # Of the family table: two windows for a full layer, each kind with a rope of its

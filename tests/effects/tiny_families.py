@@ -64,6 +64,7 @@ _MOE: Final = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 24,
 }
+_OLMOE: Final = {"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 24}
 _QWEN2_MOE: Final = _MOE | {"shared_expert_intermediate_size": 40}
 _ROUTED: Final = {
     "n_routed_experts": 8,
@@ -601,6 +602,29 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
             "rope_parameters": {
                 "full_attention": _YARN | {"attention_factor": 1.2, "rope_theta": 2e5}
             },
+        },
+    },
+    "Olmoe": {
+        "experts": _OLMOE,
+        "biases, normalised": _OLMOE | _BIAS | _TIED | {"norm_topk_prob": True},
+        "one key head": _OLMOE
+        | {"num_key_value_heads": 1, "rope_parameters": ROPES["linear"]},
+        "all key heads": _OLMOE
+        | {
+            "num_key_value_heads": 4,
+            "num_experts_per_tok": 1,
+            "rms_norm_eps": 1e-3,
+            "rope_parameters": _YARN,
+        },
+        "all": _OLMOE
+        | _BIAS
+        | _TIED
+        | {
+            "head_dim": ...,
+            "num_experts": 7,
+            "norm_topk_prob": True,
+            "rms_norm_eps": 1e-2,
+            "rope_parameters": ROPES["llama3"],
         },
     },
     "Phi3": {

@@ -56,6 +56,7 @@ RICH = {
     "SeedOss": "plain",
     "Phi3": "longrope",
     "Olmo3": "ropes",
+    "Olmoe": "biases, normalised",
     "Cohere": "biases, untied",
     "Cohere2": "pattern of two",
     "StableLm": "all",
