@@ -5,7 +5,9 @@ model.py                    `forward`: one packed step, from token ids to logits
 batch.py, model_step.py     what a step gets: tokens, slots, block tables
 cache.py, kv_format.py      the cache's interface to layers; how it stores tokens
 layers.py                   a decoder layer: an attention and a feed-forward
-gqa.py, mla.py              the attentions: sizes, weights, and the step of each
+gqa.py, mla.py              the attentions: sizes, weights, and the step of each, of the
+                            first in gqa_reader.py, gqa_weights.py and gqa_step.py
+layer_heads.py, layer_inputs.py     what differs by layer, and inputs of layers
 dense.py, moe.py            the feed-forwards: the same of each
 linear.py                   matrices, fused and sharded
 products.py, product_context.py     the kernels that multiply, and what a step tells them

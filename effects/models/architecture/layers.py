@@ -19,13 +19,13 @@ from minfer.effects.models.architecture.dense import (
     feed_dense,
     read_dense,
 )
-from minfer.effects.models.architecture.gqa import (
-    GQA,
+from minfer.effects.models.architecture.gqa import GQA
+from minfer.effects.models.architecture.gqa_reader import read_gqa
+from minfer.effects.models.architecture.gqa_step import attend_gqa
+from minfer.effects.models.architecture.gqa_weights import (
     GQAWeights,
-    attend_gqa,
     empty_gqa,
     gqa_parts,
-    read_gqa,
 )
 from minfer.effects.models.architecture.layer_heads import with_layer_heads
 from minfer.effects.models.architecture.layer_inputs import (

@@ -1,7 +1,7 @@
 """Layers as values: their groups, what they say of memory, and layers shared by ranks."""
 
 from minfer.effects.models.architecture.dense import Dense, DenseWeights
-from minfer.effects.models.architecture.gqa import GQAWeights
+from minfer.effects.models.architecture.gqa_weights import GQAWeights
 from minfer.effects.models.architecture.layers import LayerGroup, layer_parts
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.architecture.weights import empty_weights

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from minfer.effects.models.architecture import layers
 from minfer.effects.models.architecture.dense import DenseWeights
-from minfer.effects.models.architecture.gqa import GQAWeights
+from minfer.effects.models.architecture.gqa_weights import GQAWeights
 from minfer.effects.models.architecture.quantization import LEVELS, requested
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.checkpoint.checkpoint import load_weights

@@ -1,0 +1,42 @@
+"""The step of grouped-query attention: a function over its weights; see gqa.py."""
+
+from typing import TYPE_CHECKING
+
+from minfer.effects.models.architecture.gqa_weights import GQAWeights
+from minfer.effects.models.architecture.model_step import ModelStep
+from minfer.effects.models.architecture.products import (
+    add_product,
+    gate_heads,
+    norm_heads,
+    norm_linear,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def attend_gqa(
+    weights: GQAWeights,
+    hidden: "Tensor",
+    index: int,
+    step: ModelStep,
+    keep: "Tensor | None",
+    x: "Tensor | None" = None,
+) -> "Tensor":
+    """Returns the residual stream with the attention of layer `index` added: of the
+    tokens `keep`, or of all; that of normalised rows `x`, if there are any.
+    """
+    source, norm = (hidden, weights.norm) if x is None else (x, None)
+    qkv = norm_linear(source, norm, weights.qkv, step.products)
+    if weights.whole_norms is not None:
+        norm_heads(qkv, weights.whole_norms, step.products, step.communicator)
+    attended = step.cache.rotate_and_attend(step.batch, index, qkv, weights.heads)
+    if keep is not None:
+        # Of the other tokens, only keys and values are needed.
+        hidden, attended = hidden.index_select(0, keep), attended.index_select(0, keep)
+    if weights.gate is not None:
+        gate_heads(attended, hidden, weights.norm, weights.gate, step.products)
+    add_product(
+        hidden, attended, weights.out, step.products, step.communicator, weights.after
+    )
+    return hidden
