@@ -119,7 +119,7 @@ def load_tile(
 ):
     """A tile [lines, depth] of `leaf_lines` from input k on, as it is stored: weights,
     and scales and zeros [lines, groups], or factors [lines, 1]. full: no input is beyond
-    `limit`.
+    `limit`. With a limit of 0 nothing is read.
     """
     per_element: tl.constexpr = 2 if is_packed(leaf[0]) else 1
     lane = k // per_element + tl.arange(0, depth // per_element)[None, :]
@@ -128,7 +128,8 @@ def load_tile(
     )
     for i in tl.static_range(1, len(leaf)):
         if i == 2 and leaf[i].dtype.element_ty == tl.float32:
-            tile += (tl.load(leaf[i]),)  # type: ignore[assignment]  # as above
+            exists = (tl.arange(0, 1)[None, :] < limit) | full
+            tile += (tl.load(leaf[i], mask=exists, other=0.0),)  # type: ignore[assignment]  # as above
         else:
             index = k // group + tl.arange(0, max(depth // group, 1))[None, :]
             tile += (

@@ -6,7 +6,7 @@ import pytest
 
 from bench.template_cases import CASES
 from bench.template_renderings import Pair
-from minfer.effects.text import chat_templates
+from minfer.effects.text import template_probe
 from minfer.effects.text.template_rendering import render_template
 
 pytest.importorskip("transformers")
@@ -29,7 +29,7 @@ def test_outcomes_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     refuses_two = "{% if messages[1:] %}{{ raise_exception('no') }}{% endif %}" + first
     assert outcome(refuses_two, "system") == "transformers refuses"
     monkeypatch.setattr(
-        chat_templates,
+        template_probe,
         "render_template",
         lambda *arguments: render_template(*arguments) + "!",
     )

@@ -11,7 +11,6 @@ from minfer.effects.cli.options import engine_options
 from minfer.effects.cli.verify.findings import FAILED, Check, failed, verdict
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.setup.engine_args import engine_args
-from minfer.effects.text.tokenizer import TextError
 from minfer.values.checks import ConfigError
 
 DESCRIPTION: Final = (
@@ -73,9 +72,10 @@ def run(options: argparse.Namespace) -> int:
 
     Raises as `LLM` does.
     """
-    # They import torch and transformers.
+    # They import torch, transformers and tokenizers.
     from minfer.effects.cli.verify.examine import examine
     from minfer.effects.models.fallback import quiet
+    from minfer.effects.text.tokenizer import TextError
 
     args = engine_args(options, executor="torch")
     if args.parallel.ranks > 1:
