@@ -4,6 +4,7 @@ pages.
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +13,12 @@ import torch
 from torch import Tensor
 
 from minfer.kernels import attention
-from minfer.kernels.attention import DraftLayout, decode_attention, prefill_attention
+from minfer.kernels.attention import (
+    DraftLayout,
+    attention_reference,
+    decode_attention,
+    prefill_attention,
+)
 from minfer.kernels.attention_tunes import (
     DECODE,
     MAX_SPLITS,
@@ -382,6 +388,30 @@ def prefill(
     )
     assert result is out
     return out
+
+
+def check_draft_layout(
+    case: Case,
+    chunks: list[tuple[int, int]],
+    expected: Callable[[int, Tensor, int], Tensor] | None = None,
+    **reads: Any,
+) -> None:
+    """The kernel and the reference agree on the rows of two chunks whose drafts are laid
+    out apart from their last tokens; and with `expected`, of a row, its queries and their
+    first position.
+    """
+    q, offsets = queries(8, 2, case), [0, 1]
+    layout = DraftLayout(skip=2, stride=2)
+    places = chunk_tensors(chunks, offsets)
+    reads |= {"max_count": 4, "draft_layout": layout}
+    out = prefill(case, q, chunks, offsets, tune=SMALL, **reads)
+    caches = case.k_cache, case.v_cache, case.table, case.rows
+    reference = attention_reference(q, *caches, *places, q.shape[2] ** -0.5, **reads)
+    for i, (start, count) in enumerate(chunks):
+        indices = [i, *(i + layout.skip + layout.stride * j for j in range(count - 1))]
+        close(out[indices], reference[indices].double().cpu())
+        if expected is not None:
+            close(reference[indices], expected(i, q[indices], start))
 
 
 def check_prefill(

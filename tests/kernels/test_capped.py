@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minfer.kernels import plain
-from minfer.kernels.attention import DraftLayout, attention_reference
+from minfer.kernels.attention import attention_reference
 from minfer.kernels.attention_tunes import DecodeTune
 from minfer.kernels.cache_numbers import FP8
 from minfer.kernels.scaled_logits import scale_logits
@@ -15,6 +15,7 @@ from tests.kernels.test_attention import (
     DEVICE,
     SMALL,
     TYPES,
+    check_draft_layout,
     chunk_tensors,
     close,
     decode,
@@ -61,18 +62,7 @@ def test_chunks(window: int, splits: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.long
 def test_reference_and_drafts_agree() -> None:
-    chunks, offsets, layout = [(3, 4), (60, 3)], [0, 1], DraftLayout(skip=2, stride=2)
-    case = make([7, 63], 1)
-    q, options = queries(8, 2, case), {"draft_layout": layout, "cap": 0.5}
-    out = prefill(case, q, chunks, offsets, max_count=4, tune=SMALL, **options)
-    caches = case.k_cache, case.v_cache, case.table, case.rows
-    places = chunk_tensors(chunks, offsets)
-    reference = attention_reference(
-        q, *caches, *places, 64**-0.5, max_count=4, draft_layout=layout, cap=0.5
-    )
-    for i, (_, count) in enumerate(chunks):
-        indices = [i, *(i + layout.skip + layout.stride * j for j in range(count - 1))]
-        close(out[indices], reference[indices].double().cpu())
+    check_draft_layout(make([7, 63], 1), [(3, 4), (60, 3)], cap=0.5)
 
 
 @pytest.mark.long

@@ -2,19 +2,16 @@
 read.
 """
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
-from minfer.kernels.attention import DraftLayout, attention_reference
 from minfer.kernels.attention_tunes import DecodeTune
 from tests.circles import long
 from tests.kernels.test_attention import (
     SMALL,
     Case,
-    chunk_tensors,
+    check_draft_layout,
     close,
     decode,
     make,
@@ -78,29 +75,10 @@ def test_prefill(chunk: int, size: int, splits: int) -> None:
 
 
 def test_reference_and_drafts_agree() -> None:
-    """Rows of a step whose drafts are laid out apart from their last tokens."""
-    chunk, inputs = 12, [(3, 4), (58, 3)]
+    chunk = 12
     case = made([7, 61], [3, 58], chunk, 4)
-    q = queries(8, 2, case)
-    layout = DraftLayout(skip=2, stride=2)
-    reads: dict[str, Any] = {"window": chunk, "chunked": True}
-    offsets = [0, 1]
-    out = prefill(
-        case, q, inputs, offsets, max_count=4, draft_layout=layout, tune=SMALL, **reads
-    )
-    reference = attention_reference(
-        q,
-        case.k_cache,
-        case.v_cache,
-        case.table,
-        case.rows,
-        *chunk_tensors(inputs, offsets),
-        q.shape[2] ** -0.5,
-        draft_layout=layout,
-        max_count=4,
-        **reads,
-    )
-    for i, (start, count) in enumerate(inputs):
-        indices = [i, *(i + layout.skip + layout.stride * j for j in range(count - 1))]
-        close(out[indices], reference[indices].double().cpu())
-        close(reference[indices], expected(case, i, q[indices], start, chunk))
+
+    def within_chunks(i: int, query: Tensor, start: int) -> Tensor:
+        return expected(case, i, query, start, chunk)
+
+    check_draft_layout(case, [(3, 4), (58, 3)], within_chunks, window=chunk, chunked=True)

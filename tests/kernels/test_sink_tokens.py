@@ -1,17 +1,14 @@
 """Sink tokens beside a window, in attention kernels: what is between is never read."""
 
-from typing import Any
-
 import pytest
 from torch import Tensor
 
-from minfer.kernels.attention import DraftLayout, attention_reference
 from minfer.kernels.attention_tunes import DecodeTune
 from tests.circles import long
 from tests.kernels.test_attention import (
     SMALL,
     Case,
-    chunk_tensors,
+    check_draft_layout,
     close,
     decode,
     make,
@@ -71,29 +68,12 @@ def test_chunks(window: int, sinks: int, size: int, splits: int) -> None:
 
 @pytest.mark.long
 def test_reference_and_drafts_agree() -> None:
-    """Rows of a step whose drafts are laid out apart from their last tokens."""
-    window, sinks, chunks = 12, 6, [(3, 4), (60, 3)]
+    window, sinks = 12, 6
     case = made([7, 63], [3, 60], window, sinks, 4)
-    q = queries(8, 2, case)
-    layout = DraftLayout(skip=2, stride=2)
-    reads: dict[str, Any] = {"window": window, "sink_tokens": sinks}
-    offsets = [0, 1]
-    out = prefill(
-        case, q, chunks, offsets, max_count=4, draft_layout=layout, tune=SMALL, **reads
+
+    def within_window(i: int, query: Tensor, start: int) -> Tensor:
+        return expected(case, i, query, start, window, sinks)
+
+    check_draft_layout(
+        case, [(3, 4), (60, 3)], within_window, window=window, sink_tokens=sinks
     )
-    reference = attention_reference(
-        q,
-        case.k_cache,
-        case.v_cache,
-        case.table,
-        case.rows,
-        *chunk_tensors(chunks, offsets),
-        q.shape[2] ** -0.5,
-        draft_layout=layout,
-        max_count=4,
-        **reads,
-    )
-    for i, (start, count) in enumerate(chunks):
-        indices = [i, *(i + layout.skip + layout.stride * j for j in range(count - 1))]
-        close(out[indices], reference[indices].double().cpu())
-        close(reference[indices], expected(case, i, q[indices], start, window, sinks))
