@@ -7,7 +7,10 @@ from minfer.effects.models.families.expert_keys import (
     Routing,
     SharedExperts,
     SparseLayers,
+    StoredExperts,
 )
+from minfer.effects.models.families.layer_keys import StoredNames
+from minfer.effects.models.parts import Renaming
 
 LLAMA: Final = {"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2}
 BIAS: Final = "attention_bias"
@@ -22,6 +25,20 @@ SIGMOID: Final = ExpertKeys(
         scaling="routed_scaling_factor",
         float32=True,
     ),
+)
+# Of Mixtral, and of MiniMax M2 but for its routing
+MIXTRAL_EXPERTS: Final = ExpertKeys(
+    count=("num_experts", "num_local_experts"),
+    inter="intermediate_size",
+    routing=Routing(normalise=True),
+    stored=StoredExperts(
+        router="block_sparse_moe.gate",
+        experts="block_sparse_moe.experts",
+        matrices=("w1", "w3", "w2"),
+    ),
+)
+MIXTRAL_NAMES: Final = StoredNames(
+    renamings=(Renaming(r"\.mlp\.", ".block_sparse_moe."),)  # of transformers 5
 )
 MLA: Final = {
     "kv_lora_rank": 512,

@@ -2,11 +2,12 @@
 
 from typing import Final
 
+from attrs import evolve
+
 from minfer.effects.models.families.attention_keys import Positions, QkNorm
-from minfer.effects.models.families.expert_keys import ExpertKeys, Routing, StoredExperts
+from minfer.effects.models.families.common import MIXTRAL_EXPERTS, MIXTRAL_NAMES
+from minfer.effects.models.families.expert_keys import Routing
 from minfer.effects.models.families.family import Family
-from minfer.effects.models.families.layer_keys import StoredNames
-from minfer.effects.models.parts import Renaming
 
 ROWS: Final = (
     Family(
@@ -23,23 +24,15 @@ ROWS: Final = (
         },
         qk_norm=QkNorm(present=True, over="all"),
         positions=Positions(partial=True, rotary_dim="rotary_dim"),
-        experts=ExpertKeys(
-            count=("num_experts", "num_local_experts"),
-            inter="intermediate_size",
+        experts=evolve(
+            MIXTRAL_EXPERTS,
             routing=Routing(
                 scores="sigmoid",
                 normalise=True,
                 correction="block_sparse_moe.e_score_correction_bias",
                 float32=True,
             ),
-            stored=StoredExperts(
-                router="block_sparse_moe.gate",
-                experts="block_sparse_moe.experts",
-                matrices=("w1", "w3", "w2"),
-            ),
         ),
-        stored=StoredNames(
-            renamings=(Renaming(r"\.mlp\.", ".block_sparse_moe."),)  # of transformers 5
-        ),
+        stored=MIXTRAL_NAMES,
     ),
 )

@@ -3,7 +3,12 @@
 from typing import Final
 
 from minfer.effects.models.families.attention_keys import Biases, Positions, Windows
-from minfer.effects.models.families.common import BIAS, LLAMA
+from minfer.effects.models.families.common import (
+    BIAS,
+    LLAMA,
+    MIXTRAL_EXPERTS,
+    MIXTRAL_NAMES,
+)
 from minfer.effects.models.families.expert_keys import (
     ExpertKeys,
     Routing,
@@ -12,8 +17,6 @@ from minfer.effects.models.families.expert_keys import (
     StoredExperts,
 )
 from minfer.effects.models.families.family import Family
-from minfer.effects.models.families.layer_keys import StoredNames
-from minfer.effects.models.parts import Renaming
 
 _LONG: Final = {"max_position_embeddings": 131072, "num_key_value_heads": 8}
 _MISTRAL: Final = LLAMA | _LONG | {"sliding_window": 4096}
@@ -42,19 +45,8 @@ ROWS: Final = (
             "num_local_experts": 8,
         },
         windows=Windows(where="uniform"),
-        experts=ExpertKeys(
-            count=("num_experts", "num_local_experts"),
-            inter="intermediate_size",
-            routing=Routing(normalise=True),
-            stored=StoredExperts(
-                router="block_sparse_moe.gate",
-                experts="block_sparse_moe.experts",
-                matrices=("w1", "w3", "w2"),
-            ),
-        ),
-        stored=StoredNames(
-            renamings=(Renaming(r"\.mlp\.", ".block_sparse_moe."),)  # of transformers 5
-        ),
+        experts=MIXTRAL_EXPERTS,
+        stored=MIXTRAL_NAMES,
     ),
     Family(
         "Ministral3ForCausalLM",
