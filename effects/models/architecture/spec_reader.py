@@ -62,8 +62,7 @@ def parse_spec(
     half = _family_of(config, source)
     family, config = half.family, half.config
     assumed = {"rms_norm_eps": RMS_NORM_EPS, **family.defaults}
-    own_names = {common: own for own, common in family.aliases.items()}
-    reader = ConfigReader({**assumed, **config}, source, own_names)
+    reader = ConfigReader({**assumed, **config}, source, family.own_names)
     residual_multiplier = _factor(reader, family.factors.residual)
     norms = NormRule(
         eps=reader.positive("rms_norm_eps"),
@@ -146,11 +145,11 @@ def _unused_keys(layers: tuple[Layer, ...]) -> list[str]:
     do not use, as they read those of other layers.
     """
     return [
-        f"{prefix}layers.{index}.self_attn.{name}"
+        prefix
         for index, layer in enumerate(layers)
         if layer.attention.shares_keys_of is not None
-        for prefix in ("model.", "model.language_model.", "language_model.model.")
         for name in ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
+        for prefix in prefixed(f"{layer_prefix(index)}self_attn.{name}")
     ]
 
 
@@ -180,7 +179,7 @@ def _variant(reader: ConfigReader, family: Family) -> tuple[Family, Mapping[str,
     config = {
         family.aliases.get(key, key): value
         for key, value in reader.config.items()
-        if key not in family.aliases.values()
+        if key not in family.own_names
     }
     for variant in family.variants:
         for key, value in variant.when.items():
@@ -254,11 +253,10 @@ def _check_activation(reader: ConfigReader, family: Family) -> None:
     """Refuse an activation that the family does not have."""
     if family.activation == "clamped":
         return  # no field names gpt-oss's
-    own_names = {common: own for own, common in family.aliases.items()}
     key, supported = "hidden_act", ACTIVATION_NAMES[family.activation]
     if family.activation == "gelu_tanh":
         key = "hidden_activation"
-    key = own_names.get(key, key)
+    key = family.own_names.get(key, key)
     if (activation := reader.config.get(key) or supported[0]) not in supported:
         fault = f"{key} {activation!r} is not supported"
         names = " or ".join(map(repr, supported))

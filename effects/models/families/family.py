@@ -79,3 +79,8 @@ class Family:
     class_aliases: tuple[str, ...] = field(default=(), kw_only=True)
     # Those of them that hold apply, one after the other.
     variants: tuple[Variant, ...] = field(default=(), kw_only=True)
+
+    @property
+    def own_names(self) -> Mapping[str, str]:
+        """The family's own names by those of most families."""
+        return {common: own for own, common in self.aliases.items()}
