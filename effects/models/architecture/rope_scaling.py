@@ -301,8 +301,8 @@ def _unknown(rope: ConfigReader, fault: str) -> ModelConfigError:
 
 def _llama3(rope: ConfigReader, theta: float, original: int) -> Rope:
     slow, fast = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
-    if slow >= fast:
-        raise rope.error("high_freq_factor", f"above low_freq_factor = {slow}")
+    if slow > fast:
+        raise rope.error("high_freq_factor", f"at least low_freq_factor = {slow}")
     return Rope(
         kind="llama3",
         theta=theta,
@@ -409,6 +409,8 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> "Tensor":
     unscaled = 1.0 / periods
     if rope.kind == "llama3":
         turns = rope.original / (2 * math.pi / unscaled)
+        if rope.slow == rope.fast:  # Llama 4: there is nothing to blend
+            return torch.where(turns > rope.slow, unscaled, unscaled / rope.factor)
         keep = ((turns - rope.slow) / (rope.fast - rope.slow)).clamp(0, 1)
         return (1 - keep) * unscaled / rope.factor + keep * unscaled
     if rope.kind == "yarn":

@@ -1,6 +1,6 @@
 """Rotary embedding and its scalings, against transformers."""
 
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
@@ -14,12 +14,16 @@ from minfer.effects.models.fallback import fallback_spec
 from tests.effects.tiny_families import ROPES, SIZES, config_of
 from tests.effects.tiny_model import gqa_of, with_attention
 
+# As Llama 4 Scout has it: no frequencies are blended.
+STEP: Final = ROPES["llama3"] | {"high_freq_factor": 1.0}
+
 
 @pytest.mark.parametrize("head_dim", [16, 64, 128])
-@pytest.mark.parametrize("name", ROPES)
+@pytest.mark.parametrize("name", [*ROPES, "step"])
 def test_the_rotary_table_is_transformers_own(name: str, head_dim: int) -> None:
     sizes = SIZES | {"head_dim": head_dim, "max_position_embeddings": 32768}
-    scaling = ROPES[name] | {"original_max_position_embeddings": 8192}
+    ropes = {**ROPES, "step": STEP}
+    scaling = ropes[name] | {"original_max_position_embeddings": 8192}
     if name in ("default", "linear"):
         scaling.pop("original_max_position_embeddings")
     config = transformers.LlamaConfig(**sizes, rope_parameters=dict(scaling))

@@ -169,7 +169,7 @@ LONGROPE = VARIANTS["Phi3", "longrope"]["rope_parameters"]
         ),
         (
             "Llama",
-            {"rope_parameters": LLAMA3 | {"high_freq_factor": 1.0}},
+            {"rope_parameters": LLAMA3 | {"high_freq_factor": 0.5}},
             ModelConfigError,
             ["high_freq_factor", "low_freq_factor"],
         ),
