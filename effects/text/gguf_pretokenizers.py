@@ -67,7 +67,7 @@ _LLAMA: Final = Pretokenizer(
 )
 # llama.cpp divides words by the same pattern for all of these names.
 _LIKE_LLAMA: Final = ("dbrx", "smaug-bpe", "glm4", "chatglm-bpe")
-_LIKE_GPT_4O: Final = ("gpt-4o", "minimax-m2")
+_LIKE_GPT_4O: Final = ("gpt-4o", "minimax-m2", "llama4")
 _LIKE_SMOLLM: Final = ("smollm", "refact", "starcoder")
 _QWEN: Final = Pretokenizer(CLASSES["Qwen2Tokenizer"].components({}))
 PRETOKENIZERS: Final[Mapping[str, Pretokenizer]] = {
@@ -89,5 +89,6 @@ PRETOKENIZERS: Final[Mapping[str, Pretokenizer]] = {
     "tekken": Pretokenizer(
         _byte_level_components(_split(_TEKKEN_PATTERN)), ignore_merges=True, add_bos=True
     ),
+    "command-r": Pretokenizer(CLASSES["CohereTokenizer"].components({})),
     "deepseek-coder": Pretokenizer(_byte_level_components(*_DEEPSEEK_CODER_SPLITS)),
 }

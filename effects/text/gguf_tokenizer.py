@@ -1,9 +1,10 @@
 """Builds the tokenizer in the metadata of a GGUF file, with the `tokenizers` library.
 
-Two values of `tokenizer.ggml.model` are supported. `gpt2` is byte-level BPE: the file has
-the merges, and `tokenizer.ggml.pre` names the pre-tokenizer. `llama` is SentencePiece's
-BPE with byte fallback: the file has a score for each token, from which merges are made as
-transformers makes them.
+Three values of `tokenizer.ggml.model` are supported. `gpt2` is byte-level BPE: the file
+has the merges, and `tokenizer.ggml.pre` names the pre-tokenizer. `llama` is
+SentencePiece's BPE with byte fallback: the file has a score for each token, from which
+merges are made as transformers makes them. `gemma4` is the same BPE with merges in the
+file.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,8 +30,10 @@ from minfer.effects.models.gguf.token_lists import (
 )
 from minfer.effects.text.gguf_pretokenizers import PRETOKENIZERS
 from minfer.effects.text.side_files import SpecialTokens, Templates
-from minfer.effects.text.tokenizer_classes import State
+from minfer.effects.text.tokenizer_classes import CLASSES, State
 
+_BYTE_LEVEL, _SCORED, _GEMMA4 = "gpt2", "llama", "gemma4"  # kinds of tokenizers
+_KINDS: Final = (_BYTE_LEVEL, _SCORED, _GEMMA4)
 _GEMMA: Final = ("gemma2", "gemma3")  # architectures
 _PREFIX: Final = "tokenizer.ggml."
 _SPECIAL_TOKEN_KEYS: Final = {
@@ -79,26 +82,24 @@ def gguf_backend(path: Path) -> tuple[Backend, SpecialTokens, Templates]:
     """
     metadata = GgufMetadata(read_gguf(path))
     kind = metadata.text(f"{_PREFIX}model")
-    if kind not in ("gpt2", "llama"):
+    if kind not in _KINDS:
         raise UnsupportedModelError(
-            f"{path}: metadata {_PREFIX}model = {kind!r:.100} is not supported; gpt2 and "
-            f"llama are. Give the Hugging Face checkpoint that the file was made from"
+            f"{path}: metadata {_PREFIX}model = {kind!r:.100} is not supported; "
+            f"{', '.join(_KINDS)} are. Give the Hugging Face checkpoint that the file "
+            f"was made from"
         )
-    vocabulary = _read_vocabulary(
-        metadata, gguf_config(path)["vocab_size"], byte_level=kind == "gpt2"
-    )
+    vocabulary = _read_vocabulary(metadata, gguf_config(path)["vocab_size"], kind)
     named = _special_token_texts(metadata, vocabulary)
     try:
-        byte_level = kind == "gpt2"
         backend = (
             _byte_level(metadata, vocabulary)
-            if byte_level
+            if kind == _BYTE_LEVEL
+            else _gemma4(metadata, vocabulary, named.get("unk_token"))
+            if kind == _GEMMA4
             else _sentencepiece(metadata, vocabulary)
         )
         backend.add_tokens(vocabulary.added_tokens())
-        _add_post_processor(
-            metadata, backend, named, bos=_adds_bos(metadata, byte_level=byte_level)
-        )
+        _add_post_processor(metadata, backend, named, bos=_adds_bos(metadata, kind))
     except (GgufError, UnsupportedModelError):
         raise
     except Exception as error:  # the library raises bare Exception for any fault
@@ -108,16 +109,14 @@ def gguf_backend(path: Path) -> tuple[Backend, SpecialTokens, Templates]:
     return backend, tokens, _templates(metadata)
 
 
-def _read_vocabulary(
-    metadata: GgufMetadata, rows: int, *, byte_level: bool
-) -> _Vocabulary:
+def _read_vocabulary(metadata: GgufMetadata, rows: int, kind: str) -> _Vocabulary:
     """Returns the tokens of a file whose matrix of embeddings has `rows` rows."""
     texts, types = metadata.array(TOKENS).texts(), token_types(metadata)
     if not texts or len(texts) > rows:
         raise metadata.error(
             TOKENS, f"an array of 1 to {rows} tokens, the rows of embeddings"
         )
-    if not byte_level:  # files have Gemma's runs of ▁ as runs of blanks
+    if kind == _SCORED:  # files have Gemma's runs of ▁ as runs of blanks
         texts = [text if text.strip(" ") else _BLANK * len(text) for text in texts]
     vocabulary = _Vocabulary(texts, types)
     if (longest := max(map(len, texts))) > MAX_TOKEN_CHARS:
@@ -141,6 +140,13 @@ def _byte_level(metadata: GgufMetadata, vocabulary: _Vocabulary) -> Backend:
             f"supported; {supported} are. Convert the model again with a current "
             f"llama.cpp, or give the Hugging Face checkpoint"
         )
+    ignore_merges = pretokenizer.ignore_merges
+    bpe = models.BPE(vocabulary.ids(), _merges(metadata), ignore_merges=ignore_merges)
+    return _build_backend(pretokenizer.components, bpe)
+
+
+def _merges(metadata: GgufMetadata) -> list[tuple[str, str]]:
+    """Returns the merges in a file. Raises `GgufError`."""
     merges = []
     for i, text in enumerate(metadata.array(f"{_PREFIX}merges").texts()):
         left, blank, right = text.partition(" ")
@@ -150,11 +156,23 @@ def _byte_level(metadata: GgufMetadata, vocabulary: _Vocabulary) -> Backend:
             )
             raise metadata.fault(f"{_PREFIX}merges", fault)
         merges.append((left, right))
-    ids = vocabulary.ids()
-    return _build_backend(
-        pretokenizer.components,
-        models.BPE(ids, merges, ignore_merges=pretokenizer.ignore_merges),
+    return merges
+
+
+def _gemma4(
+    metadata: GgufMetadata, vocabulary: _Vocabulary, unknown: str | None
+) -> Backend:
+    """Returns Gemma 4's tokenizer, whose parts are those of Gemma's class in
+    transformers.
+    """
+    bpe = models.BPE(
+        vocabulary.ids(),
+        _merges(metadata),
+        unk_token=unknown,
+        fuse_unk=True,
+        byte_fallback=True,
     )
+    return _build_backend(CLASSES["GemmaTokenizer"].components({}), bpe)
 
 
 def _sentencepiece(metadata: GgufMetadata, vocabulary: _Vocabulary) -> Backend:
@@ -251,9 +269,11 @@ def _special_token_texts(
     }
 
 
-def _adds_bos(metadata: GgufMetadata, *, byte_level: bool) -> bool:
+def _adds_bos(metadata: GgufMetadata, kind: str) -> bool:
+    if kind == _GEMMA4:  # whatever the file says, as in llama.cpp
+        return True
     default = True
-    if byte_level:
+    if kind == _BYTE_LEVEL:
         default = PRETOKENIZERS[metadata.text(f"{_PREFIX}pre")].add_bos
     return metadata.flag(f"{_PREFIX}add_bos_token", default=default)
 

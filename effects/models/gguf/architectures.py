@@ -12,7 +12,10 @@ from minfer.effects.models.gguf.metadata import GgufMetadata
 
 EXPERT_COUNT: Final = ".expert_count"
 SLIDING_WINDOW: Final = ".attention.sliding_window"
+SLIDING_WINDOW_PATTERN: Final = ".attention.sliding_window_pattern"
 TEMPERATURE: Final = ".attention.temperature_scale"
+TEMPERATURE_LENGTH: Final = ".attention.temperature_length"
+MOE_STEP: Final = ".interleave_moe_layer_step"
 
 
 @frozen(kw_only=True)
@@ -39,8 +42,10 @@ class Architecture:
     def layer_names(self) -> Mapping[str, str]:
         """Names of a layer's tensors in the checkpoint, by their names in the file."""
         norms = self.family.norms.names
+        feed_forward = self.family.stored.feed_forward
         names = {
-            **_LAYER,
+            **_ATTENTION,
+            **{name: f"{feed_forward}.{matrix}" for name, matrix in _MATRICES.items()},
             "attn_norm": norms.before_attention,
             "post_attention_norm": norms.after_attention,
             self.feed_norm: norms.before_feed,
@@ -60,6 +65,12 @@ class Architecture:
             names["ffn_gate_inp_shexp"] = f"{shared}_gate"
             for name, matrix in _MATRICES.items():
                 names[f"{name}_shexp"] = f"{shared}.{matrix}"
+            if keys.beside is not None:
+                names["pre_ffw_norm_2"] = keys.beside.experts
+                names["post_ffw_norm_1"] = keys.beside.dense_result
+                names["post_ffw_norm_2"] = keys.beside.experts_result
+        if self.family.extras.inputs:
+            names |= _LAYER_INPUT
         return names
 
     @property
@@ -69,37 +80,66 @@ class Architecture:
         """
         keys = self.family.experts
         names = {"attn_sinks.weight": "self_attn.sinks"}
+        if self.family.extras.scalars:
+            names["layer_output_scale.weight"] = "layer_scalar"
         if keys is not None and keys.routing.correction:
             names["exp_probs_b.bias"] = keys.routing.correction
+        if keys is not None and keys.beside is not None:
+            router = keys.stored.router.rpartition(".")[0]
+            names["ffn_gate_inp.scale"] = f"{router}.scale"
+            names["ffn_down_exps.scale"] = f"{router}.per_expert_scale"
         return names
 
     @property
-    def expert_names(self) -> Mapping[str, str]:
-        """Names of an expert's matrices in the checkpoint, by the names of the tensors in
-        the file that hold those of all experts.
+    def global_names(self) -> Mapping[str, str]:
+        """Names in the checkpoint of tensors outside layers, by their names in the
+        file.
         """
-        keys = self.family.experts
-        names = () if keys is None else zip(_MATRICES, keys.stored.matrices, strict=True)
-        return {f"{name}_exps": matrix for name, matrix in names}
+        inputs = _INPUT_TABLE if self.family.extras.inputs else {}
+        return {**_GLOBAL, **inputs}
+
+    @property
+    def expert_names(self) -> Mapping[str, tuple[str, ...]]:
+        """Names of an expert's matrices in the checkpoint, by the name of the tensor in
+        the file that holds them, one after the other, of each expert.
+        """
+        if self.family.experts is None:
+            return {}
+        gate, up, down = self.family.experts.stored.matrices
+        return {
+            "ffn_gate_exps": (gate,),
+            "ffn_up_exps": (up,),
+            "ffn_gate_up_exps": (gate, up),
+            "ffn_down_exps": (down,),
+        }
 
 
-GLOBAL_NAMES: Final = {
+_GLOBAL: Final = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
 }
-# In the order of `StoredExperts.matrices`.
+# Of what makes inputs of layers (Gemma 4), and in each layer of what uses its input.
+_INPUT_TABLE: Final = {
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
+_LAYER_INPUT: Final = {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
 _MATRICES: Final = {
     "ffn_gate": "gate_proj",
     "ffn_up": "up_proj",
     "ffn_down": "down_proj",
 }
-_LAYER: Final = {
+_ATTENTION: Final = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
-    **{name: f"mlp.{matrix}" for name, matrix in _MATRICES.items()},
 }
 _MLA: Final = {
     "attn_q_a": "self_attn.q_a_proj",
@@ -117,8 +157,10 @@ _ROUTED: Final = frozenset(
         ".leading_dense_block_count",
     }
 )
-_CAPS: Final = frozenset({".attn_logit_softcapping", ".final_logit_softcapping"})
+_FINAL_CAP: Final = ".final_logit_softcapping"
 _YARN: Final = frozenset({".rope.scaling.yarn_log_multiplier"})
+# Factors of queries by position.
+_SCALED_QUERIES: Final = frozenset({TEMPERATURE, TEMPERATURE_LENGTH})
 # Files of `mistral3` without these are of Mistral Small.
 _MINISTRAL: Final = (TEMPERATURE, ".rope.scaling.yarn_log_multiplier")
 # Of Granite's files, and what config.json calls them. Those in `REQUIRED` have no default
@@ -140,8 +182,20 @@ _ROWS: Final = (
     Architecture(name="qwen2vl", model_type="qwen2"),
     Architecture(name="qwen3vl", model_type="qwen3"),
     Architecture(name="qwen3vlmoe", model_type="qwen3_moe"),
-    Architecture(name="gemma2", model_type="gemma2", norms_plus_one=True, reads=_CAPS),
+    Architecture(
+        name="gemma2",
+        model_type="gemma2",
+        norms_plus_one=True,
+        reads=frozenset({".attn_logit_softcapping", _FINAL_CAP}),
+    ),
     Architecture(name="gemma3", model_type="gemma3_text", norms_plus_one=True),
+    Architecture(name="gemma4", model_type="gemma4_text", reads=frozenset({_FINAL_CAP})),
+    Architecture(
+        name="llama4",
+        model_type="llama4_text",
+        reads=frozenset({".expert_gating_func", MOE_STEP}),
+    ),
+    Architecture(name="cohere2", model_type="cohere2", reads=frozenset({".logit_scale"})),
     Architecture(name="gpt-oss", model_type="gpt_oss", feed_norm="post_attention_norm"),
     Architecture(
         name="glm4moe",
@@ -161,7 +215,12 @@ _ROWS: Final = (
         name="mistral3",
         model_type="ministral3",
         interleaved=True,
-        reads=_YARN | {TEMPERATURE, ".attention.temperature_length"},
+        reads=_YARN | _SCALED_QUERIES,
+    ),
+    Architecture(
+        name="mistral4",
+        model_type="mistral4",
+        reads=_ROUTED | _YARN | _SCALED_QUERIES,
     ),
     Architecture(
         name="granite",
@@ -198,6 +257,10 @@ def architecture_of(metadata: GgufMetadata) -> Architecture:
         )
     if architecture.name == "llama" and metadata.integer(EXPERT_COUNT, 0, low=0):
         return evolve(architecture, model_type="mixtral")
+    if architecture.name == "deepseek2" and metadata.get(TEMPERATURE):
+        # Mistral Large 3, as Mistral's own files are converted.
+        reads = architecture.reads | _SCALED_QUERIES
+        return evolve(architecture, model_type="mistral4", reads=reads)
     if architecture.name == "deepseek2":
         return evolve(architecture, model_type=_deepseek_type(metadata))
     if architecture.name == "mistral3" and not any(map(metadata.get, _MINISTRAL)):

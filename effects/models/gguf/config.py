@@ -13,6 +13,7 @@ from minfer.effects.models.gguf.attention_config import read_attention
 from minfer.effects.models.gguf.block_types import BF16, F16, F32
 from minfer.effects.models.gguf.container import GgufError, GgufFile, read_gguf
 from minfer.effects.models.gguf.experts_config import read_experts
+from minfer.effects.models.gguf.feed_forward_config import read_feed_forward
 from minfer.effects.models.gguf.hf_tensors import kept_type, own_layers
 from minfer.effects.models.gguf.metadata import GgufMetadata
 from minfer.effects.models.gguf.token_lists import stop_ids
@@ -42,6 +43,7 @@ _UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     ".expert_group_count": (0, 1),
     ".expert_weights_scale": (0.0, 1.0),
     ".final_logit_softcapping": (),
+    ".interleave_moe_layer_step": (0, 1),
     ".leading_dense_block_count": (0,),
     ".logit_scale": (1.0,),
     ".nextn_predict_layers": (0,),
@@ -82,9 +84,7 @@ def gguf_config(path: str | Path) -> dict[str, Any]:
         "num_hidden_layers": own_layers(metadata),
         "num_nextn_predict_layers": metadata.integer(".nextn_predict_layers", 0, low=0),
         "num_attention_heads": metadata.same_in_all_layers(".attention.head_count"),
-        "intermediate_size": metadata.same_in_all_layers(".feed_forward_length", 1, low=0)
-        or 1,
-        "rms_norm_eps": metadata.number(".attention.layer_norm_rms_epsilon"),
+        **_norm_eps(metadata, arch),
         "max_position_embeddings": metadata.integer(".context_length"),
         "rope_theta": metadata.number(".rope.freq_base", 10000.0),
         "tie_word_embeddings": "output.weight" not in file.tensors,
@@ -94,6 +94,7 @@ def gguf_config(path: str | Path) -> dict[str, Any]:
         "eos_token_id": [*stop_ids(metadata)],
         "dtype": _dtype(file, arch),
         **read_attention(metadata, arch),
+        **read_feed_forward(metadata, arch),
         **read_experts(metadata, arch),
     }
     for key in (OUT_BIAS, USE_BIAS):
@@ -102,6 +103,13 @@ def gguf_config(path: str | Path) -> dict[str, Any]:
     if (kept := kept_type(file)) is not None:
         config["quantization_config"] = {"quant_method": "gguf", "kept": kept.name}
     return config
+
+
+def _norm_eps(metadata: GgufMetadata, arch: Architecture) -> dict[str, float]:
+    """Returns the eps of norms, by its name in config.json."""
+    key = "layer_norm" if arch.family.norms.layer_norm else "layer_norm_rms"
+    name = arch.family.own_names.get("rms_norm_eps", "rms_norm_eps")
+    return {name: metadata.number(f".attention.{key}_epsilon")}
 
 
 def _refuse_other_kinds(metadata: GgufMetadata) -> None:
@@ -138,7 +146,7 @@ def _dtype(file: GgufFile, arch: Architecture) -> str:
     if (
         matrix_types <= {F16, F32}
         and BF16 not in matrix_types
-        and not arch.norms_plus_one
+        and not arch.family.factors.embedding_root  # Gemma
     ):
         return "float16"
     return "bfloat16"

@@ -2,7 +2,11 @@
 
 from typing import Any, Final
 
-from minfer.effects.models.gguf.architectures import EXPERT_COUNT, Architecture
+from minfer.effects.models.gguf.architectures import (
+    EXPERT_COUNT,
+    MOE_STEP,
+    Architecture,
+)
 from minfer.effects.models.gguf.metadata import GgufMetadata
 
 MAX_EXPERTS: Final = 1 << 12  # in a layer
@@ -16,11 +20,15 @@ def read_experts(metadata: GgufMetadata, arch: Architecture) -> dict[str, Any]:
     keys = arch.family.experts
     if keys is None:
         return {}
+    if keys.sparse.enabled and "blk.0.ffn_gate_inp.weight" not in metadata.file.tensors:
+        return {keys.sparse.enabled: False}
     normalise = keys.routing.normalise
     config: dict[str, Any] = {
         keys.count[0]: metadata.integer(EXPERT_COUNT, below=MAX_EXPERTS + 1),
-        "num_experts_per_tok": metadata.integer(".expert_used_count"),
+        keys.routing.top_k[0]: metadata.integer(".expert_used_count"),
     }
+    if keys.sparse.enabled:
+        config[keys.sparse.enabled] = True
     if isinstance(normalise, str):
         # Files without the key are read as the published models of the architecture.
         default = arch.model_type != "qwen2_moe"
@@ -29,9 +37,12 @@ def read_experts(metadata: GgufMetadata, arch: Architecture) -> dict[str, Any]:
     if keys.sparse.first_dense:
         dense = metadata.integer(".leading_dense_block_count", 0, low=0)
         config[keys.sparse.first_dense] = dense
+    if MOE_STEP in arch.reads:
+        config[keys.sparse.step] = metadata.integer(MOE_STEP)
+        dense = config[keys.sparse.step] - 1
     width = _width(metadata, ".expert_feed_forward_length", dense, "ffn_up_exps")
     config[keys.inter] = width
-    if keys.shared.width:
+    if keys.shared.width not in ("", keys.inter):
         key = ".expert_shared_feed_forward_length"
         config[keys.shared.width] = _width(metadata, key, dense, "ffn_up_shexp")
     if keys.shared.count:

@@ -1,12 +1,13 @@
 """Maps the tensors of a GGUF file to those of the Hugging Face checkpoint.
 
 Besides names, four things differ. In Llama's matrices of queries and keys the dimensions
-of a head are in another order; Gemma's weights of norms have 1 added; the matrices of all
-experts of a layer are one tensor; and of DeepSeek's expansion of latents, keys and values
-are two, that of keys transposed. A matrix of type Q4_0, or in a file that has any MXFP4,
-becomes two tensors, its numbers and its scales, which stay in 4 bits in memory
-(formats/gguf.py), unless a matrix that is fused with it has another type. All other
-quantized tensors are dequantized as they are read.
+of a head are in another order; Gemma 2's and 3's weights of norms have 1 added; the
+matrices of all experts of a layer are one tensor, which may hold both gates and ups; and
+of DeepSeek's expansion of latents, keys and values are two, that of keys transposed. A
+matrix of type Q4_0, or in a file that has any MXFP4, becomes two tensors, its numbers and
+its scales, which stay in 4 bits in memory (formats/gguf.py), unless a matrix that is
+fused with it has another type. All other quantized tensors are dequantized as they are
+read.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,6 @@ from attrs import evolve, frozen
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.gguf.architectures import (
     EXPERT_COUNT,
-    GLOBAL_NAMES,
     Architecture,
     architecture_of,
 )
@@ -31,6 +31,7 @@ NUMBERS, SCALES = ".numbers", ".scales"
 # Matrices of a layer that are fused in memory (linear.py), so that they need one scheme.
 _FUSED: Final = (
     ("attn_q", "attn_k", "attn_v"),
+    ("attn_q", "attn_k"),  # keys are values
     ("attn_q", "attn_kv_a_mqa"),
     ("attn_q_a", "attn_kv_a_mqa"),
     ("ffn_gate", "ffn_up"),
@@ -40,11 +41,15 @@ _FUSED: Final = (
 # Other matrices that may be quantized.
 _UNFUSED: Final = (
     "attn_output",
+    "attn_q",  # of a layer that reads keys and values of another one
     "attn_q_b",
     "attn_qkv",
     "ffn_down",
     "ffn_down_exps",
     "ffn_down_shexp",
+    "ffn_gate_up_exps",
+    "inp_gate",
+    "proj",
 )
 # The two parts of DeepSeek's expansion of latents.
 _KEYS, _VALUES = "attn_k_b", "attn_v_b"
@@ -58,7 +63,8 @@ class HfTensor:
     stored: StoredTensor
     shape: tuple[int, ...]
     form: Form = "whole"
-    expert: int | None = None  # which part of a tensor of all experts
+    part: int = 0  # which of the `parts` of a tensor that holds several, as of experts
+    parts: int = 1
     heads: int = 0  # whose dimensions are reordered; 0: they are in order
     less_one: bool = False  # 1 is subtracted
     values: StoredTensor | None = None  # of "keys of latents": what follows each head's
@@ -148,54 +154,63 @@ def _map_tensor(
     file, arch = mapping.file, mapping.arch
     base, _, end = stored.name.rpartition(".")
     tensor = HfTensor(stored, stored.shape)
-    if end in ("weight", "bias") and base in GLOBAL_NAMES:
-        yield f"{GLOBAL_NAMES[base]}.{end}", _norm(arch, base, tensor)
+    if end in ("weight", "bias") and base in arch.global_names:
+        yield f"{arch.global_names[base]}.{end}", _norm(arch, base, tensor)
         return
     block, _, rest = base.partition(".")
     layer, _, name = rest.partition(".")
-    is_layer_tensor = block == "blk" and layer.isdecimal() and end in ("weight", "bias")
     prefix = f"model.layers.{layer}"
-    packed = (
-        is_layer_tensor
-        and end == "weight"
-        and mapping.kept is not None
-        and _stays_packed(file, mapping.kept, layer, name)
-    )
-    whole_name = arch.whole_names.get(f"{name}.{end}")
-    if is_layer_tensor and whole_name is not None:
+    if block != "blk" or not layer.isdecimal():
+        raise _unknown(file, arch, stored)
+    if (whole_name := arch.whole_names.get(f"{name}.{end}")) is not None:
         yield f"{prefix}.{whole_name}", tensor
         return
-    if is_layer_tensor and name in (_KEYS, _VALUES):
+    if end not in ("weight", "bias"):
+        raise _unknown(file, arch, stored)
+    if name in (_KEYS, _VALUES):
         if name == _KEYS:
             yield f"{prefix}.self_attn.kv_b_proj.weight", _expansion(file, arch, stored)
         return
-    if (
-        is_layer_tensor
-        and (matrix := arch.expert_names.get(name))
-        and arch.family.experts
-    ):
-        experts = GgufMetadata(file).integer(EXPERT_COUNT)
-        dimensions = 3 if end == "weight" else 2
-        if len(stored.shape) != dimensions or stored.shape[0] != experts:
-            raise _unknown(file, arch, stored, f"its first dimension must be {experts}")
-        for i in range(experts):
-            tensor = HfTensor(stored, stored.shape[1:], expert=i)
-            new_name = f"{prefix}.{arch.family.experts.stored.experts}.{i}.{matrix}"
-            if end == "bias":
-                yield f"{new_name}.bias", tensor
-            else:
-                yield from _split_forms(new_name, tensor, packed=packed)
+    packed = (
+        end == "weight"
+        and mapping.kept is not None
+        and _stays_packed(file, mapping.kept, layer, name)
+    )
+    if name in arch.expert_names and arch.family.experts is not None:
+        prefix += f".{arch.family.experts.stored.experts}"
+        for matrix, of_expert in _expert_tensors(mapping, stored, name):
+            yield from _stored_forms(f"{prefix}.{matrix}", end, of_expert, packed=packed)
         return
-    if not is_layer_tensor or name not in arch.layer_names:
+    if name not in arch.layer_names:
         raise _unknown(file, arch, stored)
     if name == "ffn_gate_inp_shexp":  # some files leave out its one output
         tensor = evolve(tensor, shape=(1, stored.shape[-1]))
     tensor = _norm(arch, name, evolve(tensor, heads=mapping.heads.get(name, 0)))
     new_name = f"{prefix}.{arch.layer_names[name]}"
-    if end == "bias":
-        yield f"{new_name}.bias", tensor
-    else:
-        yield from _split_forms(new_name, tensor, packed=packed)
+    yield from _stored_forms(new_name, end, tensor, packed=packed)
+
+
+def _expert_tensors(
+    mapping: _Mapping, stored: StoredTensor, name: str
+) -> Iterator[tuple[str, HfTensor]]:
+    """Yields the names, behind those of experts, and the parts of a tensor that holds a
+    matrix or two of each expert, or their biases.
+    """
+    experts = GgufMetadata(mapping.file).integer(EXPERT_COUNT)
+    matrices = mapping.arch.expert_names[name]
+    dimensions = 3 if stored.name.endswith(".weight") else 2
+    if len(stored.shape) != dimensions or stored.shape[0] != experts:
+        reason = f"its first dimension must be {experts}"
+        raise _unknown(mapping.file, mapping.arch, stored, reason)
+    if stored.shape[1] % len(matrices):
+        reason = "its second dimension must be even"
+        raise _unknown(mapping.file, mapping.arch, stored, reason)
+    shape = (stored.shape[1] // len(matrices), *stored.shape[2:])
+    parts = experts * len(matrices)
+    for part in range(parts):
+        expert, matrix = divmod(part, len(matrices))
+        tensor = HfTensor(stored, shape, part=part, parts=parts)
+        yield f"{expert}.{matrices[matrix]}", tensor
 
 
 def _expansion(file: GgufFile, arch: Architecture, keys: StoredTensor) -> HfTensor:
@@ -217,11 +232,12 @@ def _norm(arch: Architecture, name: str, tensor: HfTensor) -> HfTensor:
     return evolve(tensor, less_one=arch.norms_plus_one and name.endswith("norm"))
 
 
-def _split_forms(
-    name: str, tensor: HfTensor, *, packed: bool
+def _stored_forms(
+    name: str, end: str, tensor: HfTensor, *, packed: bool
 ) -> Iterator[tuple[str, HfTensor]]:
+    """Yields a tensor, or what it becomes if it stays in 4 bits."""
     if not packed:
-        yield f"{name}.weight", tensor
+        yield f"{name}.{end}", tensor
         return
     outputs, inputs = tensor.shape
     numbers = (outputs, inputs // 2)

@@ -18,11 +18,9 @@ LONG_FACTORS: Final = {
 FACTOR_TOLERANCE: Final = 1e-3  # relative tolerance of stored factors
 # Llama 3's RoPE scaling: files hold the factors that follow from these numbers, not the
 # numbers.
-_LLAMA3: Final = {
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+_LOW_FREQ_FACTOR: Final = 1.0
+_HIGH_FREQ_FACTORS: Final = (4.0, 1.0)  # of Llama 3, and of Llama 4 Scout
+_LLAMA3_CONTEXT: Final = 8192
 
 
 def read_rope_scaling(metadata: GgufMetadata, head_dim: int) -> dict[str, Any] | None:
@@ -77,7 +75,7 @@ def read_longrope(metadata: GgufMetadata, rotated: int) -> dict[str, Any] | None
         return None
     scaling: dict[str, Any] = {"rope_type": "longrope"}
     for name, key in LONG_FACTORS.items():
-        factors = _factors(metadata, name, rotated)
+        factors = read_factors(metadata, name, rotated)
         if not factors:
             raise UnsupportedModelError(
                 f"{metadata.file.path}: tensor {name} must hold {rotated // 2} factors "
@@ -91,7 +89,7 @@ def read_longrope(metadata: GgufMetadata, rotated: int) -> dict[str, Any] | None
     return scaling
 
 
-def _factors(metadata: GgufMetadata, name: str, rotated: int) -> tuple[float, ...]:
+def read_factors(metadata: GgufMetadata, name: str, rotated: int) -> tuple[float, ...]:
     """Returns factors of frequencies, one a pair of dimensions that turn; none, if the
     tensor is missing or has another type or shape.
     """
@@ -102,35 +100,43 @@ def _factors(metadata: GgufMetadata, name: str, rotated: int) -> tuple[float, ..
 
 
 def _llama3(metadata: GgufMetadata, head_dim: int) -> dict[str, Any]:
-    """Returns Llama 3's `rope_scaling`. The file holds the factors that frequencies are
-    divided by, one a pair of dimensions. Raises `UnsupportedModelError` if they are not
-    Llama 3's.
+    """Returns the `rope_scaling` of Llama 3 and 4. The file holds the factors that
+    frequencies are divided by, one a pair of dimensions. Raises `UnsupportedModelError`
+    if they are not those of published models.
     """
     theta = metadata.number(".rope.freq_base", 10000.0)
-    factors = _factors(metadata, ROPE_FACTORS, head_dim)
+    factors = read_factors(metadata, ROPE_FACTORS, head_dim)
     factor = max(factors, default=0.0)
-    if factor >= 1:
-        scaling = {"rope_type": "llama3", "factor": round(factor, 4), **_LLAMA3}
-        expected = _llama3_factors(theta, head_dim, factor)
+    for high in _HIGH_FREQ_FACTORS if factor >= 1 else ():
+        expected = _llama3_factors(theta, head_dim, factor, high)
         pairs = zip(factors, expected, strict=True)
         if all(
             math.isclose(stored_factor, expected_factor, rel_tol=FACTOR_TOLERANCE)
             for stored_factor, expected_factor in pairs
         ):
-            return scaling
+            return {
+                "rope_type": "llama3",
+                "factor": round(factor, 4),
+                "low_freq_factor": _LOW_FREQ_FACTOR,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": _LLAMA3_CONTEXT,
+            }
     raise UnsupportedModelError(
         f"{metadata.file.path}: tensor {ROPE_FACTORS} holds RoPE factors other than "
-        f"Llama 3's, which are not supported; give the Hugging Face checkpoint that the "
-        f"file was made from"
+        f"Llama 3's and 4's, which are not supported; give the Hugging Face checkpoint "
+        f"that the file was made from"
     )
 
 
-def _llama3_factors(theta: float, head_dim: int, factor: float) -> list[float]:
+def _llama3_factors(
+    theta: float, head_dim: int, factor: float, high: float
+) -> list[float]:
     """Returns the factor that Llama 3 divides each frequency by."""
-    slow, fast, context = _LLAMA3.values()
     factors = []
     for i in range(0, head_dim, 2):
-        turns = context / (2 * math.pi * theta ** (i / head_dim))
-        unscaled_share = min(max((turns - slow) / (fast - slow), 0.0), 1.0)
+        turns = _LLAMA3_CONTEXT / (2 * math.pi * theta ** (i / head_dim))
+        above = turns - _LOW_FREQ_FACTOR
+        band = high - _LOW_FREQ_FACTOR
+        unscaled_share = min(max(above / band, 0.0), 1.0) if band else float(above > 0)
         factors.append(1 / ((1 - unscaled_share) / factor + unscaled_share))
     return factors

@@ -19,8 +19,12 @@ _TEXTS: Final = (
     "<|end|>",
     "<|endoftext|>",
     "<end_of_turn>",
+    "<eos>",
+    "<turn|>",
     "<｜end▁of▁sentence｜>",
 )
+# Gemma 4's, behind a call of a tool, which files do not mark as a control token.
+_AWAITS_TOOL: Final = "<|tool_response>"
 
 
 def token_types(metadata: GgufMetadata) -> tuple[int, ...]:
@@ -62,5 +66,6 @@ def _ids(metadata: GgufMetadata) -> Iterator[int]:
         return
     types = token_types(metadata)
     for token, text in enumerate(metadata.array(TOKENS).texts()):
-        if types[token] == CONTROL and text in _TEXTS:
+        is_end = types[token] == CONTROL and text in _TEXTS
+        if is_end or (text == _AWAITS_TOOL and types[token] in (CONTROL, USER_DEFINED)):
             yield token

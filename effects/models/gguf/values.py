@@ -31,7 +31,7 @@ def read_values(tensor: HfTensor, dtype: str, device: str) -> Tensor:
     """
     if tensor.values is not None:
         return _expansion(tensor.stored, tensor.values, dtype, device)
-    blocks = _blocks(tensor.stored, tensor.expert)
+    blocks = _blocks(tensor)
     if tensor.form != "whole":
         split = split_mxfp4 if tensor.stored.type is MXFP4 else split_q4_0
         numbers, scales = split(blocks.to(device))
@@ -61,14 +61,13 @@ def _expansion(
     return torch.cat((of_keys.transpose(1, 2), of_values), 1).flatten(0, 1)
 
 
-def _blocks(stored: StoredTensor, expert: int | None) -> Tensor:
-    """Returns the bytes of a tensor, or of one expert's part of it [blocks, bytes of a
+def _blocks(tensor: HfTensor) -> Tensor:
+    """Returns the bytes of a stored tensor, or of one part of it [blocks, bytes of a
     block]: a view of the mapped file.
     """
-    start, size = stored.start, stored.size
-    if expert is not None:
-        size //= stored.shape[0]
-        start += expert * size
+    stored = tensor.stored
+    size = stored.size // tensor.parts
+    start = stored.start + tensor.part * size
     flat = torch.frombuffer(stored.data, dtype=torch.uint8, count=size, offset=start)
     return flat.view(-1, stored.type.size)
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import gguf
+import numpy as np
 import pytest
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from transformers import Qwen2Tokenizer
+from transformers import CohereTokenizer, GemmaTokenizer, Qwen2Tokenizer
 from transformers.tokenization_utils_base import generate_merges
 
 from minfer.effects.models.config_reader import CheckpointError
@@ -58,8 +59,6 @@ O200K: Final = (
 
 def writer_of(path: Path, rows: int, arch: str = "llama") -> gguf.GGUFWriter:
     """A file of a model with so many rows of embeddings, but without layers."""
-    import numpy as np
-
     writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(1)
     writer.add_context_length(64)
@@ -137,15 +136,16 @@ def test_words_are_divided_as_the_name_says(tmp_path: Path) -> None:
         "llama-bpe": split(LLAMA3),
     }
     cases |= dict.fromkeys(("refact", "starcoder"), cases["smollm"])
-    cases |= dict.fromkeys(("gpt-4o", "minimax-m2"), split(O200K))
+    cases |= dict.fromkeys(("gpt-4o", "minimax-m2", "llama4"), split(O200K))
     cases |= dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), split(LLAMA3))
     for name, words in cases.items():
         bpe = models.BPE(vocab, pairs, ignore_merges=name == "llama-bpe")
         reference = byte_level(model=bpe, pre_tokenizer=words)
         check(written(tmp_path / f"{name}.gguf", reference, name), reference)
-    make: Any = Qwen2Tokenizer
-    qwen = make(vocab=vocab, merges=pairs).backend_tokenizer
-    check(written(tmp_path / "qwen.gguf", qwen, "qwen2"), qwen)
+    make: Any
+    for name, make in (("qwen2", Qwen2Tokenizer), ("command-r", CohereTokenizer)):
+        reference = make(vocab=vocab, merges=pairs).backend_tokenizer
+        check(written(tmp_path / f"{name}.gguf", reference, name), reference)
 
 
 @pytest.mark.parametrize("name", PRETOKENIZERS)
@@ -208,6 +208,56 @@ def test_sentencepieces_kind(tmp_path: Path, arch: str) -> None:
     assert tokenizer.strips == prefix
 
 
+def test_gemma_4s_kind(tmp_path: Path) -> None:
+    """Merges of tokens as they are, which the file has, and bytes for what is unknown."""
+    pairs = [("▁", "▁"), ("▁", "a"), ("▁a", "b"), ("a", "b"), ("\n", "\n"), ("n", "d")]
+    merged = [left + right for left, right in pairs]
+    names = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *BYTES, *"▁abcden日é\n"]
+    names += [*merged, "<tool_call>", "<turn|>", "<|tool_response>"]
+    vocab = {name: i for i, name in enumerate(names)}
+    kinds = [1] * len(names)
+    for name in [*names[:5], "<turn|>"]:
+        kinds[vocab[name]] = 3  # the converter marks the unknown token so, too
+    for name in BYTES:
+        kinds[vocab[name]] = 6
+    for name in ("<tool_call>", "<|tool_response>"):
+        kinds[vocab[name]] = 4
+    path = tmp_path / "model.gguf"
+    writer = writer_of(path, len(names), "gemma4")
+    writer.add_sliding_window_pattern([False])
+    writer.add_head_count_kv(1)
+    writer.add_key_length(4)
+    writer.add_key_length_swa(4)
+    writer.add_tensor("rope_freqs.weight", np.ones(2, np.float32))
+    writer.add_tokenizer_model("gemma4")
+    writer.add_token_list(names)
+    writer.add_token_types(kinds)
+    writer.add_token_scores([-1000.0] * len(names))
+    writer.add_token_merges([" ".join(pair) for pair in pairs])
+    for name in ("pad", "eos", "bos", "unk", "mask"):
+        getattr(writer, f"add_{name}_token_id")(vocab[f"<{name}>"])
+    writer.add_add_space_prefix(False)
+    writer.add_add_bos_token(False)  # llama.cpp puts it there all the same
+    finish(writer)
+
+    make: Any = GemmaTokenizer
+    reference = make(vocab=vocab, merges=pairs).backend_tokenizer
+    special = [name for name, kind in zip(names, kinds, strict=True) if kind == 3]
+    reference.add_special_tokens(special)
+    added = ("<tool_call>", "<|tool_response>")
+    reference.add_tokens([AddedToken(name, normalized=False) for name in added])
+    tokenizer = Tokenizer(path)
+    texts = [*TEXTS, "a\n\n\nb", "  a   ab", "<|tool_response>ab<turn|>"]
+    plain = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    assert plain == [reference.encode(text).ids for text in texts]
+    assert tokenizer.encode("a") == [vocab["<bos>"], *reference.encode("a").ids]
+    assert [tokenizer.decode(ids) for ids in plain] == [
+        reference.decode(ids, skip_special_tokens=True) for ids in plain
+    ]
+    ends = [vocab[name] for name in ("<eos>", "<turn|>", "<|tool_response>")]
+    assert [*tokenizer.eos_ids] == ends
+
+
 def test_chat_templates_and_ends(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     backend = byte_level()
@@ -240,7 +290,7 @@ def test_chat_templates_and_ends(tmp_path: Path) -> None:
         (
             "tokenizer.ggml.model",
             "t5",
-            "ggml.model = 't5' is not supported; gpt2 ",
+            "ggml.model = 't5' is not supported; gpt2, llama, gemma4 are",
         ),
         ("tokenizer.ggml.eos_token_id", 9999, "must be an integer from 0 to 338"),
         ("tokenizer.ggml.merges", ["a"], "merges has 'a' as element 0, not two tokens"),

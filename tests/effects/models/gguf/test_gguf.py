@@ -53,6 +53,42 @@ OWN: Final[dict[str, dict[str, Any]]] = {
     "Gemma2": {"query_pre_attn_scalar": 16, "num_hidden_layers": 4, "layer_types": None},
     "Granite": {"head_dim": 16},
     "SmolLM3": {"num_hidden_layers": 5, "layer_types": None, "no_rope_layers": None},
+    "Llama4": {
+        "attention_chunk_size": 8192,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+        "attn_temperature_tuning": True,
+        "no_rope_layer_interval": 4,
+        "num_hidden_layers": 5,
+        "intermediate_size": 32,
+        "intermediate_size_mlp": 64,
+    },
+    "Gemma4": {"attention_bias": False, "moe_intermediate_size": 32},
+}
+SCOUT: Final = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 16.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+}
+# Rows of all matrices of Gemma 4 are multiples of a block.
+UNTIED: Final = {"tie_word_embeddings": False}
+WIDE_INPUTS: Final = UNTIED | {"hidden_size_per_layer_input": 32}
+ALL_FULL: Final = {
+    "layer_types": ["full_attention"] * 5,
+    "no_rope_layers": [1] * 5,
+    "interleave_moe_layer_step": 1,
+}
+EACH_FOURTH: Final = {
+    "num_hidden_layers": 5,
+    "layer_types": None,
+    "sliding_window_pattern": 4,
+}
+GROWTH: Final = MSCALE | {
+    "original_max_position_embeddings": 8,
+    "llama_4_scaling_beta": 0.7,
 }
 ALIKE: Final = {"mscale": 1.0, "mscale_all_dim": 1.0}
 Change = Callable[[gguf.GGUFWriter], object]
@@ -67,6 +103,7 @@ class Case:
     kind: Type
     kinds: Mapping[str, Type] = field(factory=dict)  # by a part of a tensor's name
     arch: str = ""  # another than most files of the family have
+    changes: Mapping[str, Any] = field(factory=dict)  # of the variant's config
 
     @property
     def text(self) -> str:
@@ -84,6 +121,11 @@ class Case:
         if self.family == "Ministral3" and self.variant != "own rope":
             own = ALIKE if is_scaled else ALIKE | {"llama_4_scaling_beta": 0.0}
             config["rope_parameters"] = config["rope_parameters"] | own
+        if self.family == "Mistral4":
+            # Files of Mistral Small 4 say nothing of either.
+            own = {} if self.arch else {"llama_4_scaling_beta": 0.1, "mscale": 1.0}
+            config["rope_parameters"] = GROWTH | own
+        config |= self.changes
         model = save(str(folder), self.family, config)
         path = folder / "model.gguf"
         write(path, self.family, model, self.kinds, self.kind, change, self.arch)
@@ -105,6 +147,10 @@ MXFP4: Final = Case(
 LATENTS: Final = dict.fromkeys(("attn_k_b", "attn_v_b", "attn_output"), Type.F32)
 EXPERTS: Final = Case(family="Mixtral", variant="experts", kind=Type.Q4_0)
 FUSED: Final = Case(family="Phi3", variant="window", kind=Type.Q4_0)
+SHARED: Final = Case(
+    family="Gemma4", variant="shared keys", kind=Type.Q4_0, changes=WIDE_INPUTS
+)
+GATED_UP: Final = Case(family="Gemma4", variant="experts", kind=Type.Q4_0, changes=UNTIED)
 MORE: Final = (
     FUSED,
     MIXED,
@@ -165,6 +211,28 @@ MORE: Final = (
     Case(family="Qwen2", variant="plain", kind=Type.Q4_0, arch="qwen2vl"),
     Case(family="Qwen3", variant="attention_bias", kind=Type.F32, arch="qwen3vl"),
     Case(family="Qwen3Moe", variant="normalised", kind=Type.Q8_0, arch="qwen3vlmoe"),
+    Case(family="Llama4", variant="chunks", kind=Type.F32),
+    Case(family="Llama4", variant="chunks", kind=Type.Q4_0),
+    Case(
+        family="Llama4",
+        variant="no chunks",
+        kind=Type.Q8_0,
+        changes={"rope_parameters": SCOUT},
+    ),
+    Case(family="Llama4", variant="chunks", kind=Type.F32, changes=ALL_FULL),
+    Case(family="Gemma4", variant="plain", kind=Type.F32),
+    Case(family="Gemma4", variant="keys are values", kind=Type.Q4_0),
+    Case(family="Gemma4", variant="inputs of layers", kind=Type.F16),
+    SHARED,
+    GATED_UP,
+    Case(family="Gemma4", variant="all", kind=Type.F32),
+    Case(family="Mistral4", variant="experts", kind=Type.F32),
+    Case(family="Mistral4", variant="groups", kind=Type.F32),
+    Case(family="Mistral4", variant="experts", kind=Type.Q4_0, kinds=LATENTS),
+    Case(family="Mistral4", variant="groups", kind=Type.F16, arch="deepseek2"),
+    Case(family="Cohere2", variant="pattern", kind=Type.F32, changes=EACH_FOURTH),
+    Case(family="Cohere2", variant="pattern", kind=Type.Q4_0, changes=EACH_FOURTH),
+    Case(family="Cohere2", variant="windows alternate", kind=Type.Q8_0),
 )
 
 
@@ -188,12 +256,42 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, case: Case) -> 
     torch.testing.assert_close(torch.tensor(logprobs), expected, atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.long
+def test_llama_4s_chunks_are_those_of_published_models(tmp_path: Path) -> None:
+    """A prompt longer than a chunk, after which queries grow, too: files say neither."""
+    sizes = {"num_attention_heads": 2, "head_dim": 8, "max_position_embeddings": 16384}
+    case = Case(family="Llama4", variant="chunks", kind=Type.F32, changes=sizes)
+    model = case.save(tmp_path)
+    prompt = torch.randint(160, (1, 8200), generator=torch.manual_seed(0))
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=1)
+    file = str(tmp_path / "model.gguf")
+    with LLM(file, dtype="float32", skip_tokenizer_init=True) as llm:
+        ids = prompt[0].tolist()
+        output = llm.generate([{"prompt_token_ids": ids}], params)[0].outputs[0]
+    with torch.inference_mode():
+        expected = model(prompt, logits_to_keep=1).logits[0, 0].log_softmax(-1)
+    (token,) = output.token_ids
+    assert token == expected.argmax()
+    assert output.logprobs is not None
+    assert output.logprobs[0][token].logprob == pytest.approx(
+        float(expected.max()), abs=1e-3
+    )
+
+
 @pytest.mark.parametrize(
     ("case", "packed"),
     [
         # Queries, keys and values are one matrix here, of which values are not Q4_0.
         (MIXED, [False, True, True, True, False, True, True, False]),
-        *long([(EXPERTS, [True] * 12), (FUSED, [True] * 12)]),
+        *long(
+            [
+                (EXPERTS, [True] * 12),
+                (FUSED, [True] * 12),
+                # Some layers have queries alone, and gates and ups of experts are one.
+                (SHARED, [True] * 36),
+                (GATED_UP, [True] * 18),
+            ]
+        ),
     ],
 )
 def test_q4_0_stays_in_four_bits(
@@ -225,6 +323,16 @@ def with_factors(name: str, pairs: int) -> Change:
     """A change of a file: factors of frequencies."""
     factors = np.ones(pairs, np.float32)
     return lambda writer: writer.add_tensor(f"{name}.weight", factors)
+
+
+def with_array(key: str, *values: Any) -> Change:
+    """A change of a file: an array, whatever it had."""
+
+    def apply(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0].pop(key, None)
+        writer.add_array(key, [*values])
+
+    return apply
 
 
 @pytest.mark.parametrize(
@@ -337,6 +445,138 @@ def with_factors(name: str, pairs: int) -> Change:
             "half turn",
             keyed("uint32", "minimax-m2.expert_gating_func"),
             r"expert_gating_func is missing",
+        ),
+        (
+            "Llama4",
+            "chunks",
+            keyed("uint32", "llama4.attention.sliding_window", 20),
+            r"sliding_window must be 0 or 8192",
+        ),
+        (
+            "Llama4",
+            "chunks",
+            keyed("uint32", "llama4.attention.sliding_window_pattern", 3),
+            r"sliding_window_pattern must be 4",
+        ),
+        (
+            "Llama4",
+            "chunks",
+            keyed("float32", "llama4.rope.freq_base_swa", 5.0),
+            r"freq_base_swa must be that of all layers, 500000",
+        ),
+        (
+            "Llama4",
+            "chunks",
+            keyed("uint32", "llama4.expert_gating_func", 1),
+            r"expert_gating_func must be 2",
+        ),
+        (
+            "Llama4",
+            "chunks",
+            keyed("uint32", "llama4.interleave_moe_layer_step"),
+            r"interleave_moe_layer_step is missing",
+        ),
+        (
+            "Llama4",
+            "chunks",
+            with_factors("rope_freqs", 7),
+            r"rope_freqs\.weight holds RoPE factors other than",
+        ),
+        (
+            "Gemma4",
+            "plain",
+            with_array("gemma4.attention.sliding_window_pattern", True, False, True),
+            r"pattern must be an array of 3 elements, of which the last is false",
+        ),
+        (
+            "Gemma4",
+            "plain",
+            keyed("uint32", "gemma4.attention.sliding_window_pattern", 3),
+            r"sliding_window_pattern must be an array",
+        ),
+        (
+            "Gemma4",
+            "plain",
+            with_array("gemma4.attention.head_count_kv", 2, 1, 1),
+            r"head_count_kv must be the same in all layers, as there is blk\.1\.attn_v",
+        ),
+        (
+            "Gemma4",
+            "plain",
+            with_array("gemma4.attention.head_count_kv", 2, 1, 2),
+            r"head_count_kv must be above 0, and one number for each kind of layers",
+        ),
+        (
+            "Gemma4",
+            "shared keys",
+            with_array("gemma4.feed_forward_length", *[96] * 5, 192),
+            r"feed_forward_length must be 3 times 96, and then 3 times 192",
+        ),
+        (
+            "Gemma4",
+            "plain",
+            keyed("uint32", "gemma4.rope.dimension_count_swa", 8),
+            r"dimension_count_swa must be a head's dimensions, 16",
+        ),
+        (
+            "Gemma4",
+            "plain",
+            keyed("float32", "gemma4.rope.scaling.factor", 2.0),
+            r"rope\.scaling\.factor must be 1",
+        ),
+        (
+            "Gemma4",
+            "plain",
+            lambda writer: writer.tensors[0].pop("rope_freqs.weight"),
+            r"tensor rope_freqs\.weight must hold 16 factors in float32",
+        ),
+        (
+            "Gemma4",
+            "plain",
+            keyed("uint32", "gemma4.embedding_length_per_layer_input", 12),
+            r"per_layer_token_embd\.weight is missing, though gemma4\.embedding_len",
+        ),
+        (
+            "Mistral4",
+            "experts",
+            keyed("string", "mistral4.rope.scaling.type", "linear"),
+            r"scaling\.type must be yarn in Mistral 4",
+        ),
+        (
+            "Mistral4",
+            "experts",
+            keyed("uint32", "mistral4.attention.temperature_length", 77),
+            r"temperature_length must be the original context, 8",
+        ),
+        (
+            "Mistral4",
+            "experts",
+            keyed("uint32", "mistral4.expert_gating_func", 2),
+            r"expert_gating_func must be 1",
+        ),
+        (
+            "Cohere2",
+            "windows alternate",
+            with_array("cohere2.attention.sliding_window_pattern", True, False),
+            r"sliding_window_pattern must be 3 elements",
+        ),
+        (
+            "Cohere2",
+            "windows alternate",
+            keyed("uint32", "cohere2.rope.dimension_count", 8),
+            r"rope\.dimension_count must be a head's dimensions, 16",
+        ),
+        (
+            "Cohere2",
+            "windows alternate",
+            keyed("float32", "cohere2.logit_scale"),
+            r"cohere2\.logit_scale is missing",
+        ),
+        (
+            "Qwen3",
+            "attention_bias",
+            keyed("uint32", "qwen3.interleave_moe_layer_step", 2),
+            r"interleave_moe_layer_step = 2 is not supported",
         ),
         (
             "Glm4",

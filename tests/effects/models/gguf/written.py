@@ -18,6 +18,8 @@ from attrs import frozen
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
+from tests.effects.models.gguf.own_sizes import OWN_SIZES
+
 # Arrays are shown as numpy has them, without types of elements.
 Numbers = Any
 ARCHITECTURES: Final = {
@@ -45,14 +47,27 @@ ARCHITECTURES: Final = {
     "Ernie4_5": "ernie4_5",
     "HunYuanDenseV1": "hunyuan-dense",
     "MiniMaxM2": "minimax-m2",
+    "Llama4": "llama4",
+    "Gemma4": "gemma4",
+    "Mistral4": "mistral4",
+    "Cohere2": "cohere2",
 }
 # Whose converters write Llama's order of a head's dimensions.
 _PERMUTED: Final = tuple(
     gguf.MODEL_ARCH[name] for name in ("LLAMA", "MISTRAL3", "GRANITE", "SMOLLM3")
 )
 _MOE: Final = ("Qwen2Moe", "Qwen3Moe")
-_ROUTED: Final = ("Glm4Moe", "DeepseekV2", "DeepseekV3")
-_LATENTS: Final = ("DeepseekV2", "DeepseekV3", "Youtu")
+_ROUTED: Final = ("Glm4Moe", "DeepseekV2", "DeepseekV3", "Mistral4")
+_SOFTMAX: Final = ("DeepseekV2", "Mistral4")
+_LATENTS: Final = ("DeepseekV2", "DeepseekV3", "Youtu", "Mistral4")
+# Whose files have gates and ups of experts as one.
+_FUSED: Final = (gguf.MODEL_ARCH.GEMMA4, gguf.MODEL_ARCH.MISTRAL4)
+# Ends of names, as converters change them.
+_RENAMED: Final = {
+    "layer_scalar": "layer_scalar.weight",
+    "router.scale": "router.proj.scale",
+    "router.per_expert_scale": "experts.down_proj.scale",
+}
 _MIXTRAL: Final = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
@@ -80,7 +95,7 @@ def write(
     """
     arch = arch or ARCHITECTURES[family]
     writer = gguf.GGUFWriter(path, arch)
-    add_sizes(writer, family, model.config)
+    add_sizes(writer, family, model.config, arch)
     change(writer)
     for named in tensors(family, model, arch):
         matching = (
@@ -141,18 +156,25 @@ def tensors(family: str, model: Any, arch_name: str = "") -> Iterator[Named]:
     config = model.config
     by_name = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
     arch = by_name[arch_name or ARCHITECTURES[family]]
+    is_fused = arch in _FUSED
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        for matrix_name, matrix in _split(family, config, name, tensor):
+        for matrix_name, matrix in _split(family, config, name, tensor, is_fused):
             heads = 0
             if arch in _PERMUTED and "q_proj" in matrix_name:
                 heads = config.num_attention_heads
             elif arch in _PERMUTED and "k_proj" in matrix_name:
                 heads = config.num_key_value_heads
-            file_name = names.get_name(matrix_name, try_suffixes=(".weight", ".bias"))
+            module, _, end = matrix_name.rpartition(".")
+            is_scale = end == "scale"  # beside a matrix, without a name of its own
+            file_name = names.get_name(
+                module if is_scale else matrix_name, try_suffixes=(".weight", ".bias")
+            )
             assert file_name is not None, matrix_name
+            if is_scale:
+                file_name += ".scale"
             if file_name.endswith("attn_sinks"):
                 file_name += ".weight"
             if file_name.endswith("exp_probs_b"):
@@ -161,10 +183,13 @@ def tensors(family: str, model: Any, arch_name: str = "") -> Iterator[Named]:
 
 
 def _split(
-    family: str, config: Any, name: str, tensor: Tensor
+    family: str, config: Any, name: str, tensor: Tensor, is_fused: bool
 ) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a file that one of a checkpoint is written as, by their names."""
-    if name.endswith("e_score_correction_bias"):
+    renamed = next((end for end in _RENAMED if name.endswith(end)), None)
+    if renamed is not None:
+        yield name.removesuffix(renamed) + _RENAMED[renamed], tensor
+    elif name.endswith("e_score_correction_bias"):
         if family == "MiniMaxM2":
             name = name.replace("mlp", "block_sparse_moe")
         yield name.removesuffix("_bias"), tensor
@@ -184,19 +209,23 @@ def _split(
         for first, kind in enumerate(("gate_proj", "up_proj")):
             yield f"{matrix.replace('gate_up_proj', kind)}.{end}", of_experts[:, first::2]
     else:
-        yield from _split_experts(family, name, tensor)
+        yield from _split_experts(family, name, tensor, is_fused)
 
 
 def _split_experts(
-    family: str, name: str, stacked: Tensor
+    family: str, name: str, stacked: Tensor, is_fused: bool
 ) -> Iterator[tuple[str, Tensor]]:
     prefix, _, end = name.partition(".experts.")
     if not end:
         yield name, stacked
         return
     # [experts, outputs, inputs], gates before ups.
+    if family == "Llama4":  # [experts, inputs, outputs]
+        stacked = stacked.transpose(1, 2)
     matrices = {"down_proj": stacked}
-    if end == "gate_up_proj":
+    if end == "gate_up_proj" and is_fused:
+        matrices = {end: stacked}
+    elif end == "gate_up_proj":
         gate, up = stacked.chunk(2, dim=1)
         matrices = {"gate_proj": gate, "up_proj": up}
     for matrix, tensor in matrices.items():
@@ -220,33 +249,27 @@ def _unpermuted(stored: Tensor, heads: int) -> Tensor:
     return stored.reshape(shape).swapaxes(1, 2).reshape(stored.shape)
 
 
-def add_sizes(writer: gguf.GGUFWriter, family: str, config: Any) -> None:
+def add_sizes(writer: gguf.GGUFWriter, family: str, config: Any, arch: str) -> None:
     """Add the metadata of a config, by the package's own methods."""
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    if family != "Llama4":
+        writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     if family in _LATENTS:
         _add_latents(writer, config)
-    else:
+    elif family != "Gemma4":
         writer.add_head_count_kv(config.num_key_value_heads)
         if (head_dim := getattr(config, "head_dim", None)) is not None:
             writer.add_key_length(head_dim)
             writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    ropes = config.rope_parameters
-    rope = ropes.get("full_attention", ropes)
-    writer.add_rope_freq_base(rope["rope_theta"])
-    if rope["rope_type"] in ("linear", "yarn"):
-        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
-        writer.add_rope_scaling_factor(rope["factor"])
-    if rope["rope_type"] == "yarn":
-        length = rope["original_max_position_embeddings"]
-        writer.add_rope_scaling_orig_ctx_len(length)
+    if family != "Cohere2":
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    _add_rope(writer, config)
     if family in _ROUTED:
         _add_routing(writer, family, config)
-    elif family in (*_MOE, "Mixtral", "GptOss", "MiniMaxM2"):
+    elif family in (*_MOE, "Mixtral", "GptOss", "MiniMaxM2", "Llama4"):
         count = getattr(config, "num_experts", None) or config.num_local_experts
         writer.add_expert_count(count)
         writer.add_expert_used_count(config.num_experts_per_tok)
@@ -256,10 +279,24 @@ def add_sizes(writer: gguf.GGUFWriter, family: str, config: Any) -> None:
         width = config.shared_expert_intermediate_size
         writer.add_expert_shared_feed_forward_length(width)
     add_own_sizes(writer, family, config)
-    if family in ("Gemma2", "Gemma3", "GptOss") or (
+    if family in OWN_SIZES:
+        OWN_SIZES[family](writer, config, arch)
+    if family in ("Gemma2", "Gemma3", "Gemma4", "GptOss", "Cohere2") or (
         family in ("Mistral", "Mixtral") and config.sliding_window
     ):
         writer.add_sliding_window(config.sliding_window)
+
+
+def _add_rope(writer: gguf.GGUFWriter, config: Any) -> None:
+    ropes = config.rope_parameters
+    rope = ropes.get("full_attention", ropes)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        length = rope["original_max_position_embeddings"]
+        writer.add_rope_scaling_orig_ctx_len(length)
 
 
 def add_own_sizes(writer: gguf.GGUFWriter, family: str, config: Any) -> None:
@@ -332,7 +369,7 @@ def _add_routing(writer: gguf.GGUFWriter, family: str, config: Any) -> None:
     writer.add_expert_weights_scale(config.routed_scaling_factor)
     if getattr(config, "norm_topk_prob", False):
         writer.add_expert_weights_norm(True)
-    is_softmax = family == "DeepseekV2"
+    is_softmax = family in _SOFTMAX
     kinds = gguf.ExpertGatingFuncType
     writer.add_expert_gating_func(kinds.SOFTMAX if is_softmax else kinds.SIGMOID)
     if (config.n_group or 1) > 1:
