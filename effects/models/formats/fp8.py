@@ -1,5 +1,7 @@
-"""FP8 (E4M3) with a scale of a matrix, or of blocks of 128 x 128: as DeepSeek-V3, Kimi K2
-and Qwen3 are published.
+"""FP8 (E4M3) with a scale of a matrix, or of blocks of 128 x 128: as DeepSeek-V3, Kimi
+K2, Qwen3 and Mistral Small 4 are published. The last has the matrices of all experts of a
+layer in one tensor, [experts, outputs, inputs], and their scales, [experts, 1, 1], in
+another, as transformers' `FP8Experts` has them.
 
 Scales of activations that a checkpoint may have (static ones) are not used: a scale of
 each token is at least as close.
@@ -13,7 +15,6 @@ from attrs import frozen
 
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.formats.keys import FormatKeys, check_keys, words
-from minfer.effects.models.formats.protocol import UnstackedExperts
 from minfer.effects.models.parts import FLOATS, WeightPart
 from minfer.kernels.leaves import FP8, FP8_BLOCKS, Linear, Scheme
 
@@ -35,8 +36,10 @@ SCALE_TYPES: Final = (*FLOATS, "F8_E8M0")  # the last are powers of two
 
 
 @frozen
-class Fp8(UnstackedExperts):
-    """Tensors `weight`, and `weight_scale_inv` of blocks or `weight_scale` of all."""
+class Fp8:
+    """Tensors `weight`, and `weight_scale_inv` of blocks or `weight_scale` of all; of all
+    experts, a tensor without such an ending, and one whose name ends with `_scale_inv`.
+    """
 
     blocks: bool
     method: Final = "fp8"
@@ -60,7 +63,8 @@ class Fp8(UnstackedExperts):
     @property
     def inert(self) -> tuple[str, ...]:
         """Scales of activations, and of a cache of 8 bits."""
-        return (".input_scale", ".activation_scale", ".k_scale", ".v_scale")
+        activations = (".input_scale", ".activation_scale", "_proj_activation_scale")
+        return (*activations, ".k_scale", ".v_scale")
 
     @property
     def renamed(self) -> tuple[str, str]:
@@ -80,15 +84,28 @@ class Fp8(UnstackedExperts):
             name = f"{matrix}.weight_scale"
         yield WeightPart(name, leaf.scaled, rows, shape, SCALE_TYPES)
 
+    def expert_parts(self, matrix: str, leaf: Linear) -> Iterator[WeightPart]:
+        """See `WeightFormat.expert_parts`."""
+        yield WeightPart(matrix, leaf.weight, types=TYPES)
+        experts, outputs, groups = leaf.scaled.shape
+        if self.blocks:
+            shape, rows = (experts, -(-outputs // BLOCK), groups), of_rows
+        else:
+            shape, rows = (experts, 1, 1), of_all
+        arrange = partial(rows, outputs)
+        name = f"{matrix}_scale_inv"
+        yield WeightPart(name, leaf.scaled, arrange, shape, SCALE_TYPES)
+
 
 def of_rows(outputs: int, stored: "Tensor") -> "Tensor":
-    """Returns the scales of blocks for each output."""
-    return stored.float().repeat_interleave(BLOCK, 0)[:outputs]
+    """Returns the scales of blocks [..., blocks of outputs, groups] for each output."""
+    return stored.float().repeat_interleave(BLOCK, -2)[..., :outputs, :]
 
 
 def of_all(outputs: int, stored: "Tensor") -> "Tensor":
-    """Returns the scale of a matrix for each output."""
-    return stored.float().reshape(1, 1).expand(outputs, 1)
+    """Returns the scale of a matrix, or each of [experts, 1, 1], for each output."""
+    scales = stored.float().reshape(*stored.shape[:-2], 1, 1)
+    return scales.expand(*scales.shape[:-2], outputs, 1)
 
 
 def read_fp8(reader: ConfigReader, quant_config: Mapping[str, Any]) -> Fp8:

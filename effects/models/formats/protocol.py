@@ -21,7 +21,7 @@ class UnstackedExperts:
         del leaf
         raise UnsupportedModelError(
             f"{matrix}: quantized matrices of all experts in one tensor are supported in "
-            f"MXFP4 alone; a checkpoint with a tensor for each expert is supported"
+            f"FP8 and MXFP4 alone; use a checkpoint with a tensor for each expert"
         )
 
 

@@ -26,7 +26,7 @@ from minfer.effects.models.config_reader import CheckpointError, UnsupportedMode
 from minfer.effects.models.layout.shapes import weight_bytes
 from minfer.kernels.leaves import Linear
 from minfer.kernels.quantized import dequantize
-from tests.effects.checkpoints.formats_made import FORMATS, quantized
+from tests.effects.checkpoints.formats_made import FORMATS, Writer, quantized
 from tests.effects.tiny_families import VARIANTS, save
 from tests.effects.tiny_model import read_spec, write_checkpoint
 
@@ -145,6 +145,48 @@ def test_a_single_scale_may_have_any_shape(
         torch.testing.assert_close(
             dequantize(loaded), expected.weight, rtol=1e-6, atol=1e-7
         )
+
+
+@pytest.mark.parametrize("name", ["fp8, transformers", "fp8, deepseek"])
+def test_fp8_experts_in_one_tensor(tmp_path: Path, name: str) -> None:
+    """As Mistral Small 4 is published, with scales of matrices or of blocks."""
+    sizes = {"hidden_size": 192, "moe_intermediate_size": 96}
+    save(str(tmp_path), "Mistral4", VARIANTS["Mistral4", "groups"] | sizes)
+    quantized_folder, copy = quantized(tmp_path, tmp_path, name)
+    write_stacked(quantized_folder, copy, FORMATS[name][1])
+    spec, weights = read(quantized_folder)
+    assert spec.quantization is not None
+    assert spec.quantization.plain == frozenset()
+    pairs = [*zip(leaves(weights), leaves(read(copy)[1]), strict=True)]
+    assert any(loaded.weight.dim() == 3 for loaded, _ in pairs)
+    for loaded, expected in pairs:
+        torch.testing.assert_close(
+            dequantize(loaded), expected.weight, rtol=1e-6, atol=1e-7
+        )
+
+
+# How names of tensors end, of a matrix, and of those of all experts.
+STACKED_ENDS = {
+    "weight": "",
+    "weight_scale_inv": "_scale_inv",
+    "activation_scale": "_activation_scale",
+}
+
+
+def write_stacked(folder: Path, copy: Path, writer: Writer) -> None:
+    """Quantize the matrices of all experts, each by itself, and write in `copy` what they
+    mean.
+    """
+    file, copy_file = (path / "model.safetensors" for path in (folder, copy))
+    stored, meant = load_file(file), load_file(copy_file)
+    for name in [key for key in stored if key.endswith("_proj")]:
+        pairs = [writer(matrix) for matrix in stored.pop(name)]
+        meant[name] = torch.stack([numbers for _, numbers in pairs])
+        for end in pairs[0][0]:
+            stacked = torch.stack([tensors[end] for tensors, _ in pairs])
+            stored[name + STACKED_ENDS[end]] = stacked
+    save_file(stored, file, {"format": "pt"})
+    save_file(meant, copy_file, {"format": "pt"})
 
 
 def test_fused_matrices_of_which_one_is_quantized_are_refused(tmp_path: Path) -> None:

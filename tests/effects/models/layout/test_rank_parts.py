@@ -19,7 +19,7 @@ from minfer.effects.models.checkpoint.stored_matrices import as_stored
 from minfer.effects.models.ranks import WHOLE_MODEL, Parallel, RankInfo
 from minfer.kernels.quantized import dequantize
 from tests.effects.checkpoints.formats_made import FORMATS, quantized
-from tests.effects.models.formats.test_formats import blocks_of, leaves
+from tests.effects.models.formats.test_formats import blocks_of, leaves, write_stacked
 from tests.effects.models.gguf.written import write
 from tests.effects.tiny_families import VARIANTS, save
 from tests.effects.tiny_model import read_spec
@@ -104,12 +104,16 @@ def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("by_expert", [False, True])
-@pytest.mark.parametrize("form", ["single", "stacked", "awq"])
+@pytest.mark.parametrize("form", ["single", "stacked", "awq", "fp8, stacked"])
 def test_experts_are_divided(tmp_path: Path, form: str, by_expert: bool) -> None:
     save(str(tmp_path), "Qwen3Moe", VARIANTS["Qwen3Moe", "experts"] | WIDE | EXPERTS)
     folder = tmp_path
-    if form == "stacked":
+    if form.endswith("stacked"):
         edited(tmp_path, stacked)
+    if form == "fp8, stacked":
+        _, writer = FORMATS["fp8, transformers"]
+        folder, copy = quantized(tmp_path, tmp_path, "fp8, transformers")
+        write_stacked(folder, copy, writer)
     elif form == "awq":
         folder, _ = quantized(tmp_path, tmp_path, "awq")
     check_parts(folder, by_expert)
