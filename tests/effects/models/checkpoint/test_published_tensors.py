@@ -2,9 +2,10 @@
 
 `published_tensors.json` has of each the fields of its config.json that decide, the names
 of its tensors, and where these are from: an index file in a public repository, a list of
-a checkpoint's tensors in one, or transformers' class of the model; a source of the last
-kind says what of the names was not checked with a published checkpoint. Names are written
-as patterns: `{0-27}` stands for each number of a range, and a pattern's rests follow it.
+a checkpoint's tensors in one, or the code of a library that reads the published
+checkpoint by these names, with its commit or release. A source says what of the names was
+not checked; of the last kind, the config is not from a file. Names are written as
+patterns: `{0-27}` stands for each number of a range, and a pattern's rests follow it.
 """
 
 import itertools
@@ -37,7 +38,21 @@ FILE: Final = Path(__file__).parent / "published_tensors.json"
 CHECKPOINTS: Final[Mapping[str, Any]] = json.loads(FILE.read_text())
 # Mixtures are checked with these experts of all, as the others have the same names.
 CHECKED_EXPERTS: Final = 4
-EXPERT_KEYS: Final = ("num_experts", "n_routed_experts", "num_local_experts")
+EXPERT_KEYS: Final = (
+    "num_experts",
+    "n_routed_experts",
+    "num_local_experts",
+    "moe_num_experts",
+)
+# How names of multimodal checkpoints begin, as they were published until transformers
+# 4.52, and since: of vLLM 0.33's mistral3.py, llava_next.py and others.
+RENAMED_PREFIXES: Final = (
+    ("language_model.model.", "model.language_model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("vision_tower.", "model.vision_tower."),
+    ("multi_modal_projector.", "model.multi_modal_projector."),
+    ("image_newline", "model.image_newline"),
+)
 
 
 def names_of(patterns: Mapping[str, str]) -> Iterator[str]:
@@ -120,10 +135,14 @@ class Published:
     found: FoundTensors
 
 
-def published(folder: Path, label: str, *further: str) -> Published:
+def published(
+    folder: Path, label: str, *further: str, renamed: bool = False
+) -> Published:
     """A checkpoint, with further tensors."""
     row = with_few_experts(CHECKPOINTS[label])
     names = [*names_of(row["tensors"]), *further]
+    if renamed:
+        names = [renamed_name(name) for name in names]
     weights = folder / "a.safetensors"
     weights.touch()
     index = {"weight_map": dict.fromkeys(names, weights.name)}
@@ -144,11 +163,39 @@ def published(folder: Path, label: str, *further: str) -> Published:
     return Published(spec, names, FoundTensors(places, dict.fromkeys(names, weights)))
 
 
+def renamed_name(name: str) -> str:
+    """A multimodal checkpoint's tensor, as the other releases of transformers name it."""
+    pairs = [*RENAMED_PREFIXES, *((new, old) for old, new in RENAMED_PREFIXES)]
+    prefix, other = next(pair for pair in pairs if name.startswith(pair[0]))
+    return other + name.removeprefix(prefix)
+
+
 @pytest.mark.parametrize("label", CHECKPOINTS)
 def test_every_tensor_is_read_or_named_as_skipped(tmp_path: Path, label: str) -> None:
-    checkpoint = published(tmp_path, label)
+    check(published(tmp_path, label), label)
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "Ministral-3-8B-Instruct-2512",
+        "Mistral-Small-3.2-24B-Instruct-2506-FP8",
+        "Mistral-Small-4-119B-2603",
+        "InternVL3-8B-hf",
+        "gemma-3-4b-it",
+        "llava-1.5-7b-hf",
+        "llava-onevision-qwen2-7b-ov-hf",
+        "llava-v1.6-mistral-7b-hf",
+    ],
+)
+def test_names_of_both_releases_are_read(tmp_path: Path, label: str) -> None:
+    check(published(tmp_path, label, renamed=True), label)
+
+
+def check(checkpoint: Published, label: str) -> None:
+    """Every tensor is read, or is one that the spec names as skipped."""
     spec, names = checkpoint.spec, checkpoint.names
-    read = {place.name for place, _ in planned_parts(spec, checkpoint.found, tmp_path)}
+    read = {place.name for place, _ in planned_parts(spec, checkpoint.found, Path())}
     rest = [name for name in names if name not in read]
     skipped = [name for name in rest if name.startswith(spec.skipped_prefixes)]
     inert = () if spec.quantization is None else spec.quantization.format.inert
@@ -165,12 +212,14 @@ def test_every_tensor_is_read_or_named_as_skipped(tmp_path: Path, label: str) ->
     assert not others
     assert skipped_tensors(spec, names).startswith(str(len(skipped) or ""))
     model_type = CHECKPOINTS[label]["config"]["model_type"]
-    assert bool(skipped) == (model_type in MULTIMODAL or bool(extra_layers(label)))
+    assert bool(skipped) == (model_type in MULTIMODAL or predicts_further(label))
 
 
-def extra_layers(label: str) -> int:
-    """The layers of a checkpoint that predict further tokens."""
-    return int(CHECKPOINTS[label]["config"].get("num_nextn_predict_layers") or 0)
+def predicts_further(label: str) -> bool:
+    """Whether a checkpoint has layers that predict further tokens."""
+    row = CHECKPOINTS[label]
+    by_config = bool(row["config"].get("num_nextn_predict_layers"))
+    return by_config or any(pattern.startswith("model.mtp") for pattern in row["tensors"])
 
 
 @pytest.mark.parametrize("label", ["olmOCR-7B-0225-preview", "dolphin-mixtral-8x7b"])
@@ -185,11 +234,12 @@ def test_one_more_tensor_and_one_less_are_errors(tmp_path: Path, label: str) -> 
 
 
 def test_there_are_many_with_sources() -> None:
-    assert len(CHECKPOINTS) >= 70
+    assert len(CHECKPOINTS) >= 90
     sources = [row["source"] for row in CHECKPOINTS.values()]
     assert sum("index.json of github.com/" in source for source in sources) >= 35
     assert sum(source.startswith("table of tensors") for source in sources) >= 10
-    assert all(re.search("github.com|transformers 5.24", source) for source in sources)
+    dated = re.compile(r"github\.com/.* at ([0-9a-f]{12}|v0\.33\.0)")
+    assert all(dated.search(source) for source in sources)
     kinds = {row["config"]["model_type"] for row in CHECKPOINTS.values()}
     assert len(kinds & MULTIMODAL.keys()) >= 15
     formats = {
