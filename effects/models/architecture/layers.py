@@ -3,7 +3,7 @@
 Each type is a file of its own, with its sizes (read from a config, without torch), its
 weights, made of leaves, and its step, a function over them, which adds to the residual
 stream. This file lists the types: another one is one more member of a union, and one more
-case of each function below.
+case of each function below, and of layer_step.py.
 """
 
 from collections.abc import Iterator
@@ -16,12 +16,10 @@ from minfer.effects.models.architecture.dense import (
     DenseWeights,
     dense_parts,
     empty_dense,
-    feed_dense,
     read_dense,
 )
 from minfer.effects.models.architecture.gqa import GQA
 from minfer.effects.models.architecture.gqa_reader import read_gqa
-from minfer.effects.models.architecture.gqa_step import attend_gqa
 from minfer.effects.models.architecture.gqa_weights import (
     GQAWeights,
     empty_gqa,
@@ -31,7 +29,6 @@ from minfer.effects.models.architecture.layer_heads import with_layer_heads
 from minfer.effects.models.architecture.layer_inputs import (
     LayerInput,
     LayerInputWeights,
-    add_layer_input,
     empty_layer_input,
     layer_input_parts,
 )
@@ -44,21 +41,18 @@ from minfer.effects.models.architecture.linear import (
 from minfer.effects.models.architecture.mla import (
     MLA,
     MLAWeights,
-    attend_mla,
     empty_mla,
     mla_parts,
     read_mla,
 )
-from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.moe import (
     MoE,
     MoEWeights,
     empty_moe,
-    feed_moe,
     moe_parts,
     read_moe,
 )
-from minfer.effects.models.architecture.products import in_kernel_layout, normalise
+from minfer.effects.models.architecture.products import in_kernel_layout
 from minfer.effects.models.architecture.quantization import PLAIN_FORM, CheckpointForm
 from minfer.effects.models.architecture.rope_scaling import (
     FULL,
@@ -380,74 +374,3 @@ def _finished(node: Any, dtype: str) -> Any:
         attribute.name: getattr(node, attribute.name) for attribute in fields(type(node))
     }
     return evolve(node, **{key: _finished(value, dtype) for key, value in inner.items()})
-
-
-@frozen(eq=False)
-class BranchInputs:
-    """Normalised rows [tokens, hidden] that the sublayers of a parallel layer read. None:
-    each reads the residual stream as it is then, and normalises it.
-    """
-
-    attention: "Tensor | None" = None
-    feed_forward: "Tensor | None" = None
-
-    def select(self, keep: "Tensor") -> "BranchInputs":
-        """Returns the inputs of the feed-forward for some tokens."""
-        if self.feed_forward is None:
-            return self
-        return BranchInputs(None, self.feed_forward.index_select(0, keep))
-
-
-SEQUENTIAL: Final = BranchInputs()
-
-
-def branch_inputs(layer: Layer, weights: LayerWeights, hidden: "Tensor") -> BranchInputs:
-    """Returns what the sublayers of a layer read, if they read the same stream."""
-    before = weights.attention.norm
-    if not layer.parallel or before is None:
-        return SEQUENTIAL
-    x, own = normalise(hidden, before), weights.feed_forward.norm
-    return BranchInputs(x, x if own is None else normalise(hidden, own))
-
-
-def attend(
-    weights: LayerWeights,
-    hidden: "Tensor",
-    index: int,
-    step: ModelStep,
-    keep: "Tensor | None" = None,
-    x: "Tensor | None" = None,
-) -> "Tensor":
-    """Returns the residual stream [tokens, hidden] with the attention of layer `index`
-    added: of the tokens `keep` alone, or of all. `x`: as in `BranchInputs`.
-    """
-    match weights.attention:
-        case GQAWeights() as gqa_weights:
-            return attend_gqa(gqa_weights, hidden, index, step, keep, x)
-        case MLAWeights() as mla_weights:
-            return attend_mla(mla_weights, hidden, index, step, keep, x)
-
-
-def feed(
-    layer: Layer,
-    weights: LayerWeights,
-    hidden: "Tensor",
-    step: ModelStep,
-    x: "Tensor | None" = None,
-) -> None:
-    """Add the feed-forward of `hidden` [tokens, hidden] to it; `x`: as in
-    `BranchInputs`.
-    """
-    match layer.feed_forward, weights.feed_forward:
-        case Dense() as dense, DenseWeights() as dense_weights:
-            feed_dense(dense, dense_weights, hidden, step, x)
-        case MoE() as moe, MoEWeights() as moe_weights:
-            feed_moe(moe, moe_weights, hidden, step, x)
-
-
-def finish(weights: LayerWeights, hidden: "Tensor", index: int, step: ModelStep) -> None:
-    """Change the residual stream as a layer does behind its feed-forward."""
-    if weights.inputs is not None and step.layer_inputs is not None:
-        add_layer_input(weights.inputs, hidden, step.layer_inputs[:, index], step)
-    if weights.scalar is not None:
-        hidden.mul_(weights.scalar)
