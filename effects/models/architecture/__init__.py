@@ -9,6 +9,8 @@ gqa.py, mla.py              the attentions: sizes, weights, and the step of each
                             first in gqa_reader.py, gqa_weights.py and gqa_step.py
 layer_heads.py, layer_inputs.py     what differs by layer, and inputs of layers
 dense.py, moe.py            the feed-forwards: the same of each
+gaussian_topk.py            a dense one, most of whose channels are zero
+altup.py, laurel.py         several residual streams; a part of one beside attention
 linear.py                   matrices, fused and sharded
 products.py, product_context.py     the kernels that multiply, and what a step tells them
 weights.py                  the tree of weights, and a checkpoint's tensors in it

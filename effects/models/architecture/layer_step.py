@@ -4,10 +4,18 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 
+from minfer.effects.models.architecture.altup import (
+    AltUpWeights,
+    correct_streams,
+    predict_streams,
+    scaled_active,
+)
 from minfer.effects.models.architecture.dense import Dense, DenseWeights, feed_dense
+from minfer.effects.models.architecture.gaussian_topk import feed_sparse
 from minfer.effects.models.architecture.gqa_step import attend_gqa
 from minfer.effects.models.architecture.gqa_weights import GQAWeights
-from minfer.effects.models.architecture.layer_inputs import add_layer_input
+from minfer.effects.models.architecture.laurel import add_laurel, laurel_rows
+from minfer.effects.models.architecture.layer_inputs import layer_input_rows
 from minfer.effects.models.architecture.layers import Layer, LayerWeights
 from minfer.effects.models.architecture.mla import MLAWeights, attend_mla
 from minfer.effects.models.architecture.model_step import ModelStep
@@ -34,9 +42,11 @@ def run_layer(
     step: ModelStep,
     kept: KeptTokens | None = None,
 ) -> "Tensor":
-    """Returns the residual stream [tokens, hidden] behind layer `index`: of the kept
-    tokens, or of all.
+    """Returns the residual stream [tokens, hidden] behind layer `index`, or with AltUp
+    all streams [tokens, streams, hidden]: of the kept tokens, or of all.
     """
+    if weights.altup is not None:
+        return _run_on_streams(layer, weights, weights.altup, hidden, index, step, kept)
     branches = branch_inputs(layer, weights, hidden)
     keep = None if kept is None else kept.tokens
     hidden = attend(weights, hidden, index, step, keep, branches.attention)
@@ -45,6 +55,39 @@ def run_layer(
     feed(layer, weights, hidden, step, branches.feed_forward)
     finish(weights, hidden, index, step)
     return hidden
+
+
+def _run_on_streams(
+    layer: Layer,
+    weights: LayerWeights,
+    altup: AltUpWeights,
+    streams: "Tensor",
+    index: int,
+    step: ModelStep,
+    kept: KeptTokens | None,
+) -> "Tensor":
+    """Returns the streams [tokens, streams, hidden] behind a layer that computes one of
+    them.
+    """
+    predictions = predict_streams(altup, streams, step.products)
+    hidden = predictions[:, altup.active].clone()  # the layer adds to it
+    norm = weights.attention.norm
+    x = hidden if norm is None else normalise(hidden, norm)
+    laurel = laurel_rows(altup.laurel, x, step.products)
+    keep = None if kept is None else kept.tokens
+    hidden = attend(weights, hidden, index, step, keep, x)
+    if kept is not None:
+        step = kept.step
+        laurel = laurel.index_select(0, kept.tokens)
+        predictions = predictions.index_select(0, kept.tokens)
+    add_laurel(hidden, laurel)
+    feed(layer, weights, hidden, step)
+    correct_streams(altup, predictions, hidden, step.products)
+    if weights.inputs is not None and step.layer_inputs is not None:
+        active, inputs = scaled_active(altup, predictions), step.layer_inputs[:, index]
+        rows = layer_input_rows(weights.inputs, active, inputs, step)
+        predictions[:, 1:].add_(rows[:, None])
+    return predictions
 
 
 @frozen(eq=False)
@@ -104,8 +147,10 @@ def feed(
     `BranchInputs`.
     """
     match layer.feed_forward, weights.feed_forward:
-        case Dense() as dense, DenseWeights() as dense_weights:
+        case Dense(cutoff=None) as dense, DenseWeights() as dense_weights:
             feed_dense(dense, dense_weights, hidden, step, x)
+        case Dense(cutoff=float(cutoff)) as dense, DenseWeights() as dense_weights:
+            feed_sparse(dense, dense_weights, hidden, step, cutoff, x)
         case MoE() as moe, MoEWeights() as moe_weights:
             feed_moe(moe, moe_weights, hidden, step, x)
 
@@ -113,6 +158,7 @@ def feed(
 def finish(weights: LayerWeights, hidden: "Tensor", index: int, step: ModelStep) -> None:
     """Change the residual stream as a layer does behind its feed-forward."""
     if weights.inputs is not None and step.layer_inputs is not None:
-        add_layer_input(weights.inputs, hidden, step.layer_inputs[:, index], step)
+        inputs = step.layer_inputs[:, index]
+        hidden.add_(layer_input_rows(weights.inputs, hidden, inputs, step))
     if weights.scalar is not None:
         hidden.mul_(weights.scalar)

@@ -11,13 +11,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve, fields, frozen, has
 
+from minfer.effects.models.architecture.altup import (
+    AltUp,
+    AltUpWeights,
+    altup_parts,
+    empty_altup,
+    read_altup,
+)
 from minfer.effects.models.architecture.dense import (
     Dense,
     DenseWeights,
     dense_parts,
     empty_dense,
     read_dense,
+    read_dense_layers,
 )
+from minfer.effects.models.architecture.gaussian_topk import with_cutoffs
 from minfer.effects.models.architecture.gqa import GQA
 from minfer.effects.models.architecture.gqa_reader import read_gqa
 from minfer.effects.models.architecture.gqa_weights import (
@@ -89,6 +98,7 @@ class Layer:
     parallel: bool = False
     inputs: LayerInput | None = None  # what it does with an input of its own
     scalar: bool = False  # the residual stream is multiplied with a number at its end
+    altup: AltUp | None = None  # there are several residual streams
 
     def for_rank(self, rank_info: RankInfo) -> "Layer":
         """Returns the sizes of one rank's part. Raises `UnsupportedModelError`."""
@@ -110,20 +120,21 @@ class Layer:
     def matrices(self) -> tuple[LinearSizes, ...]:
         """The sizes of all matrices."""
         matrices = self.attention.matrices + self.feed_forward.matrices
-        return matrices if self.inputs is None else matrices + self.inputs.matrices
+        matrices += () if self.inputs is None else self.inputs.matrices
+        return matrices if self.altup is None else matrices + self.altup.matrices
 
     @property
     def parameters(self) -> int:
         """Elements of all weights."""
         others = self.scalar + (0 if self.inputs is None else self.inputs.parameters)
+        others += 0 if self.altup is None else self.altup.parameters
         return self.attention.parameters + self.feed_forward.parameters + others
 
     @property
     def float32_elements(self) -> int:
         """Elements of weights that are in float32 whatever the activations' dtype."""
-        inputs = 0 if self.inputs is None else self.inputs.float32_elements
-        sublayers = self.attention, self.feed_forward
-        return inputs + sum(sublayer.float32_elements for sublayer in sublayers)
+        parts = self.attention, self.feed_forward, self.inputs, self.altup
+        return sum(part.float32_elements for part in parts if part is not None)
 
     @property
     def active_parameters(self) -> int:
@@ -139,6 +150,7 @@ class LayerWeights:
     feed_forward: FeedForwardWeights
     inputs: LayerInputWeights | None = None
     scalar: "Tensor | None" = None  # [1]
+    altup: AltUpWeights | None = None
 
 
 @frozen
@@ -193,6 +205,7 @@ def read_layers(
     if family.extras.shared_wide and reader.flag(family.extras.shared_wide):
         feed_forwards = _with_shared_wide(feed_forwards, attentions)
     inputs = _read_layer_input(reader, family, norms)
+    altup = read_altup(reader, norms) if family.extras.altup else None
     layers = (
         Layer(
             attentions[index],
@@ -200,6 +213,7 @@ def read_layers(
             family.extras.parallel,
             inputs,
             family.extras.scalars,
+            altup,
         )
         for index, feed_forward in enumerate(feed_forwards)
     )
@@ -233,7 +247,8 @@ def _read_layer_input(
 ) -> LayerInput | None:
     """Returns what each layer does with an input of its own, if layers have some."""
     key = family.extras.inputs
-    if not key or not reader.size(key, 0, low=0):
+    low = int(family.extras.altup)  # with AltUp, all layers have inputs
+    if not key or not reader.size(key, 0, low=low):
         return None
     return LayerInput(reader.size("hidden_size"), reader.size(key), norms)
 
@@ -257,7 +272,8 @@ def _feed_forwards(
     """Returns the feed-forward of each layer."""
     experts = family.experts
     if experts is None or not _has_experts(reader, experts.sparse):
-        return [read_dense(reader, family, norms)] * layers
+        dense_layers = read_dense_layers(reader, family, norms, layers)
+        return [*with_cutoffs(reader, family, dense_layers)]
     dense = _dense_layers(reader, experts.sparse, layers)
     sparse = read_moe(reader, family, experts, norms, layers)
     plain = read_dense(reader, family, norms) if dense & {*range(layers)} else None
@@ -329,6 +345,7 @@ def empty_layer(layer: Layer, make: WeightMaker) -> LayerWeights:
         feed_forward,
         None if layer.inputs is None else empty_layer_input(layer.inputs, make),
         make.vector(1) if layer.scalar else None,
+        None if layer.altup is None else empty_altup(layer.altup, make),
     )
 
 
@@ -351,26 +368,31 @@ def layer_parts(
         yield from layer_input_parts(layer.inputs, weights.inputs, form)
     if weights.scalar is not None:
         yield WeightPart(SCALAR, weights.scalar)
+    if layer.altup is not None and weights.altup is not None:
+        yield from altup_parts(layer.altup, weights.altup, form)
 
 
 def finish_layer(weights: LayerWeights, dtype: str) -> LayerWeights:
     """Returns a layer, whose tensors are filled, in the form that kernels multiply with:
     MLA's expansion of latents in full numbers, `dtype`, as queries are multiplied with
-    parts of it, and quantized matrices as their kernels store them.
+    parts of it, AltUp's small matrices, too, and quantized matrices as their kernels
+    store them.
     """
     layer_weights: LayerWeights = _finished(weights, dtype)
     return layer_weights
 
 
-def _finished(node: Any, dtype: str) -> Any:
-    """Returns a part of a layer's weights, finished."""
+def _finished(node: Any, dtype: str, *, plain: bool = False) -> Any:
+    """Returns a part of a layer's weights, finished; `plain`: in full numbers."""
     if isinstance(node, Linear):
-        return in_kernel_layout(node)
+        return in_kernel_layout(unquantized(node, dtype) if plain else node)
     if not has(type(node)) or isinstance(node, Norm | ExpertRouter):
         return node
-    if isinstance(node, LatentWeights):
-        return evolve(node, expansion=unquantized(node.expansion, dtype))
+    plain = plain or isinstance(node, LatentWeights | AltUpWeights)
     inner = {
         attribute.name: getattr(node, attribute.name) for attribute in fields(type(node))
     }
-    return evolve(node, **{key: _finished(value, dtype) for key, value in inner.items()})
+    return evolve(
+        node,
+        **{key: _finished(value, dtype, plain=plain) for key, value in inner.items()},
+    )

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minfer.effects.models.architecture.altup import enter_streams, leave_streams
 from minfer.effects.models.architecture.batch import Batch, ChunkedLogits, TappedTokens
 from minfer.effects.models.architecture.cache import PagedCache
 from minfer.effects.models.architecture.layer_inputs import make_layer_inputs
@@ -59,6 +60,8 @@ def forward(
         hidden = _enter_stage(spec, weights, batch.tokens, communicator, stage_io)
         layer_inputs = _layer_inputs(spec, weights, batch.tokens, hidden, products)
         step = ModelStep(batch, cache, communicator, products, layer_inputs)
+        if weights.projections is not None:
+            hidden = enter_streams(weights.projections, hidden, products)
         # The last layer continues with fewer tokens.
         kept = None
         if picked is not None and spec.rank_info.is_last_stage:
@@ -67,6 +70,8 @@ def forward(
         for index, (layer, layer_weights) in enumerate(layers):
             kept_here = kept if index == last else None
             hidden = run_layer(layer, layer_weights, hidden, index, step, kept_here)
+        if weights.projections is not None:
+            hidden = leave_streams(weights.projections, hidden)
         step = step if kept is None else kept.step
         if not spec.rank_info.is_last_stage:
             stage_io.send(hidden)
