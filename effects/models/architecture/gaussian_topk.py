@@ -75,6 +75,8 @@ def feed_sparse(
     `x`: of each token's gates, what is above their mean plus `cutoff` standard
     deviations.
     """
+    if not len(hidden):
+        return  # torch warns of a variance of no tokens
     source, norm = (hidden, weights.norm) if x is None else (x, None)
     gate_up = norm_linear(source, norm, weights.gate_up, step.products)
     gate = gate_up[:, : sizes.intermediate_size]
