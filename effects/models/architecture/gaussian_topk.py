@@ -98,6 +98,6 @@ def _cutoffs(gate: "Tensor", cutoff: float, communicator: Communicator) -> "Tens
         ranks = communicator.rank_info.parallel.tensor
         mean, variance = mean.float(), variance.float()
         moments = torch.cat((mean, variance + mean * mean), 1)
-        mean, squares = communicator.sum(moments).div_(ranks).split(1, 1)
+        mean, squares = communicator.sum(moments).div_(ranks).chunk(2, 1)
         variance = squares - mean * mean
     return torch.add(mean, variance.clamp_(min=0).sqrt_(), alpha=cutoff)
