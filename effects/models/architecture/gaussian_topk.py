@@ -94,11 +94,11 @@ def _cutoffs(gate: "Tensor", cutoff: float, communicator: Communicator) -> "Tens
     """
     import torch
 
-    variance, mean = torch.var_mean(gate, -1, correction=0, keepdim=True)
+    deviation, mean = torch.std_mean(gate, -1, correction=0, keepdim=True)
     if not communicator.rank_info.has_whole_matrices:
         ranks = communicator.rank_info.parallel.tensor
-        mean, variance = mean.float(), variance.float()
-        moments = torch.cat((mean, variance + mean * mean), 1)
+        mean, deviation = mean.float(), deviation.float()
+        moments = torch.cat((mean, deviation * deviation + mean * mean), 1)
         mean, squares = communicator.sum(moments).div_(ranks).chunk(2, 1)
-        variance = squares - mean * mean
-    return torch.add(mean, variance.clamp_(min=0).sqrt_(), alpha=cutoff)
+        deviation = (squares - mean * mean).clamp_(min=0).sqrt_()
+    return torch.add(mean, deviation, alpha=cutoff)
