@@ -1,4 +1,4 @@
-"""silu(gate) * up of a product in one kernel: quack's, with asynchronous copies and
+"""activation(gate) * up of a product in one kernel: quack's, with asynchronous copies and
 products.
 
 Theory. The product itself, twice as wide as the result, is not written to memory, and the
@@ -9,11 +9,13 @@ or more, it took 0.65 to 0.90 of the time of cuBLAS and gated_mul, below 75 % 0.
 products added to the residual cuBLAS is faster.
 """
 
+from collections.abc import Mapping
 from importlib import import_module
+from typing import Final
 
 from torch import Tensor
 
-from minfer.kernels.leaves import Linear
+from minfer.kernels.leaves import Activation, Linear
 from minfer.kernels.packages import QUACK
 
 # rows and columns of a tile
@@ -22,6 +24,11 @@ COLUMNS = 192
 PROCESSOR_PAIRS = 66  # of processors, on an H100 or H200
 # Share of the tiles' places that are used, from which on it is faster.
 MIN_FILLED_SHARE = 0.76
+# The activations that quack has, and its names of them.
+QUACK_ACTIVATIONS: Final[Mapping[Activation, str]] = {
+    "silu": "swiglu",
+    "gelu_tanh": "geglu",
+}
 
 
 def is_gated_faster(tokens: int, inter: int) -> bool:
@@ -33,16 +40,18 @@ def is_gated_faster(tokens: int, inter: int) -> bool:
     )
 
 
-def gated(x: Tensor, gate_up: Linear) -> Tensor:
-    """silu(gate) * up [tokens, inter] of [gate, up] = x @ gate_up.T: [tokens, hidden], [2
-    * inter, hidden] without bias, one dtype. Call it before a CUDA graph captures it.
+def gated(x: Tensor, gate_up: Linear, activation: Activation = "silu") -> Tensor:
+    """activation(gate) * up [tokens, inter] of [gate, up] = x @ gate_up.T: [tokens,
+    hidden], [2 * inter, hidden] without bias, one dtype.
+
+    activation: one of `QUACK_ACTIVATIONS`. Call it before a CUDA graph captures it.
     """
     weight = gate_up.weight
     out = x.new_empty(x.shape[0], weight.shape[0] // 2)
     import_module(QUACK).gemm_act(
         x,
         weight.t(),
-        activation="swiglu",
+        activation=QUACK_ACTIVATIONS[activation],
         postact_out=out,
         store_preact=False,
         tuned=False,
