@@ -19,7 +19,7 @@ from torch import Tensor
 
 from minfer.kernels import on_triton, plain
 from minfer.kernels.activation import gated_mul
-from minfer.kernels.gated import gated, is_gated_faster
+from minfer.kernels.gated import QUACK_ACTIVATIONS, gated, is_gated_faster
 from minfer.kernels.leaves import Activation, Linear, Norm
 from minfer.kernels.linear_kernels import product
 from minfer.kernels.linear_tunes import LinearTune, tune_of
@@ -94,15 +94,25 @@ def norm_gated(
     fused: use gated.py where it is faster.
     """
     x, norm = normalised_before(x, norm)
-    if activation != "silu":
-        return gated_mul(norm_linear(x, norm, gate_up), activation)
-    tune = tune or tune_of("norm_gated", x, gate_up.weight)
-    if tune is not None and fits(x, gate_up, gated=True):
-        return launch(x, gate_up, tune, norm=norm, gated=True)
-    normed, inter = x if norm is None else normalise(x, norm), len(gate_up.weight) // 2
-    if fused and gate_up.bias is None and is_gated_faster(x.shape[0], inter):
-        return gated(normed, gate_up)
-    return gated_mul(plain.linear(normed, gate_up))
+    if activation == "silu":
+        tune = tune or tune_of("norm_gated", x, gate_up.weight)
+        if tune is not None and fits(x, gate_up, gated=True):
+            return launch(x, gate_up, tune, norm=norm, gated=True)
+    if fused and _suits_quack(x, gate_up, activation):
+        return gated(_normalised(x, norm), gate_up, activation)
+    if activation == "silu":
+        return gated_mul(plain.linear(_normalised(x, norm), gate_up))
+    return gated_mul(norm_linear(x, norm, gate_up), activation)
+
+
+def _suits_quack(x: Tensor, gate_up: Linear, activation: Activation) -> bool:
+    """Whether gated.py has such a product, and is faster."""
+    has_it = gate_up.bias is None and activation in QUACK_ACTIVATIONS
+    return has_it and is_gated_faster(x.shape[0], len(gate_up.weight) // 2)
+
+
+def _normalised(x: Tensor, norm: Norm | None) -> Tensor:
+    return x if norm is None else normalise(x, norm)
 
 
 def fits(x: Tensor, matrix: Linear, *, gated: bool = False) -> bool:

@@ -66,6 +66,7 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "gemma2": {"sliding_window_pattern": (2,)},
     "gpt_oss": {"sliding_window_pattern": (2,)},
     "olmo3": {"sliding_window_pattern": (4,)},
+    "gemma3n_text": {"sliding_window_pattern": (5,)},
     # Text attends to what is before it alone under "vision".
     "gemma4_text": {
         "sliding_window_pattern": (6,),
@@ -137,6 +138,7 @@ INERT_OF: Final[Mapping[str, frozenset[str]]] = {
     "mistral4": _MLA,
     "youtu": _MLA | {"embedding_initializer_range"},
     "gpt_oss": frozenset({"hidden_act"}),
+    "gemma3n_text": frozenset({"altup_coef_clip"}),  # of training
 }
 
 

@@ -287,6 +287,39 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
             ({}, {"final_logit_softcapping": None}, {"final_logit_softcapping": 9.0}),
         ),
     ),
+    "Gemma3n": (
+        "plain",
+        (
+            _TIED,
+            _EPS,
+            _HEADS,
+            _BIAS,
+            _DIM,
+            _WINDOW[1:],
+            (
+                {"layer_types": _SLIDING},
+                _MIXED[1],
+                {"layer_types": ["sliding_attention", *_SLIDING[:-1]]},
+            ),
+            tuple({"num_kv_shared_layers": count} for count in (0, 1, 2)),
+            tuple(
+                {"altup_num_inputs": streams, "altup_active_idx": active}
+                for streams, active in ((2, 0), (3, 1), (4, 3))
+            ),
+            ({}, {"altup_correct_scale": False}),
+            ({}, {"laurel_rank": 20}),
+            (
+                {},
+                {"activation_sparsity_pattern": [0.9, 0.0, 0.5, 0.2]},
+                {"activation_sparsity_pattern": [0.95] * 4},
+            ),
+            ({}, {"intermediate_size": [96, 32, 64, 160]}),
+            ({}, {"vocab_size_per_layer_input": 100}),
+            ({}, {"hidden_size_per_layer_input": 32}),
+            ({}, {"final_logit_softcapping": 3.0}),
+            ({}, {"rope_parameters": _OWN_ROPES}),
+        ),
+    ),
     "Gemma4": (
         "plain",
         (

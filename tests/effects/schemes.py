@@ -30,6 +30,7 @@ from tests.effects.tiny_families import VARIANTS, WINDOW, save
 
 MATRIX: Final = re.compile(
     r".*layers\.\d+\..*(?<!kv_b)_(proj|mqa)(\.weight)?"
+    r"|.*layers\.\d+\.per_layer_(input_gate|projection)\.weight"  # Gemma 3n and 4
     r"|.*\.h\.\d+\..*(dense|query_key_value|4h|_h)\.weight"  # Falcon
 )
 # One config of each family, and sizes that groups of 32 divide.
@@ -72,6 +73,7 @@ CASES: Final = {
     ("Cohere", "norms of heads"): {},
     ("StableLm", "all"): {},
     ("Falcon", "two norms"): {},
+    ("Gemma3n", "all"): {"hidden_size_per_layer_input": 32},
     ("Gemma4", "shared keys"): {"hidden_size_per_layer_input": 32},
     ("Gemma4", "all"): {
         "hidden_size_per_layer_input": 32,

@@ -32,6 +32,7 @@ CASES = [
     ("Qwen3", "attention_bias"),
     ("Qwen3Moe", "experts"),
     ("Gemma3", "pattern"),
+    ("Gemma3n", "all"),
     ("Cohere", "norms of heads"),
     ("Falcon", "one norm"),
     *[(family, name) for family, name in VARIANTS if family == "GptOss"][:1],

@@ -43,6 +43,7 @@ SMALL: dict[str, Any] = {
 FAMILIES = [
     ("Gemma3", "pattern"),
     ("Gemma4", "small full heads"),
+    ("Gemma3n", "all"),
     next(key for key in VARIANTS if key[0] == "GptOss"),
     next(key for key in VARIANTS if key[0] == "DeepseekV3"),
 ]

@@ -44,7 +44,12 @@ def test_answers_do_not_depend_on_the_engine(level: str) -> None:
 @pytest.mark.parametrize("level", SCHEMES)
 @pytest.mark.parametrize(
     "key",
-    [("Qwen3", "attention_bias"), ("Qwen3Moe", "experts"), ("Falcon", "two norms")],
+    [
+        ("Qwen3", "attention_bias"),
+        ("Qwen3Moe", "experts"),
+        ("Falcon", "two norms"),
+        ("Gemma3n", "all"),
+    ],
 )
 def test_a_scheme_means_what_transformers_computes_with_it(
     key: tuple[str, str], level: str

@@ -170,6 +170,20 @@ _GEMMA4_EXPERTS: Final = {
     "moe_intermediate_size": 24,
 }
 _LAYER_INPUTS: Final = {"hidden_size_per_layer_input": 12}
+_GEMMA3N: Final = _LAYER_INPUTS | {
+    "sliding_window": WINDOW,
+    "layer_types": _MIXED,
+    "vocab_size_per_layer_input": 160,
+    "num_kv_shared_layers": 0,
+    "laurel_rank": 8,
+    "altup_num_inputs": 3,
+    "initializer_range": 0.2,
+}
+_SHARED_KEYS: Final = {
+    "num_hidden_layers": 6,
+    "num_kv_shared_layers": 3,
+    "layer_types": _MIXED + _MIXED,
+}
 _MIMO: Final = {
     "head_dim": 24,
     "v_head_dim": 16,
@@ -528,6 +542,43 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
             "rope_parameters": ROPES["linear"],
         },
     },
+    "Gemma3n": {
+        "plain": _GEMMA3N,
+        "shared keys": _GEMMA3N
+        | _SHARED_KEYS
+        | _UNTIED
+        | {"altup_num_inputs": 4, "altup_active_idx": 2},
+        "sparse": _GEMMA3N
+        | _UNTIED
+        | {
+            "activation_sparsity_pattern": [0.9, 0.5, 0.0],
+            "intermediate_size": [96, 64, 128],
+            "final_logit_softcapping": 7.0,
+        },
+        "fewer inputs": _GEMMA3N
+        | _BIAS
+        | {
+            "vocab_size_per_layer_input": 100,
+            "altup_correct_scale": False,
+            "altup_active_idx": 1,
+            "altup_num_inputs": 2,
+        },
+        "all": _GEMMA3N
+        | _SHARED_KEYS
+        | _BIAS
+        | _UNTIED
+        | {
+            "vocab_size_per_layer_input": 120,
+            "altup_active_idx": 1,
+            "altup_correct_scale": False,
+            "activation_sparsity_pattern": [0.8, 0.0, 0.3, 0.95, 0.0, 0.6],
+            "intermediate_size": [96, 64, 128, 96, 96, 32],
+            "final_logit_softcapping": 3.0,
+            "laurel_rank": 4,
+            "rms_norm_eps": 1e-3,
+            "rope_parameters": _BY_KIND,
+        },
+    },
     "Gemma4": {
         "plain": _GEMMA4,
         "inputs of layers": _GEMMA4 | _LAYER_INPUTS | {"final_logit_softcapping": 3.0},
@@ -786,7 +837,12 @@ def save(folder: str, family: str, config: Mapping[str, Any]) -> Any:
 def randomise(model: Any, *, norms_near_one: bool) -> None:
     """Change what is made as zeros and ones, which would hide mistakes."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        factors = "layer_scalar", "router.scale", "per_expert_scale"
+        factors = (
+            "layer_scalar",
+            "router.scale",
+            "per_expert_scale",
+            "correct_output_scale",
+        )
         near_one = (norms_near_one and "norm" in name) or name.endswith(factors)
         if near_one or any(kind in name for kind in ("bias", "norm", "sinks")):
             torch.nn.init.normal_(tensor, float(near_one), 0.3)
@@ -794,7 +850,7 @@ def randomise(model: Any, *, norms_near_one: bool) -> None:
 
 def class_of(family: str) -> Any:
     """The config class of a family."""
-    with_text = ("Gemma3", "Gemma4", "Llama4")
+    with_text = ("Gemma3", "Gemma3n", "Gemma4", "Llama4")
     name = f"{family}Text" if family in with_text else family
     return getattr(transformers, f"{name}Config")
 

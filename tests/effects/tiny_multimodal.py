@@ -37,6 +37,17 @@ _AUDIO: Final = {
     "subsampling_conv_channels": [4, 4],
     "output_proj_dims": 16,
 }
+# Gemma 3n's embeddings of tokens of images and sound, which no prompt has.
+_BEHIND_TEXT: Final = {"vocab_size": 4, "vocab_offset": 1000, "rms_norm_eps": 1e-6}
+_CONFORMER: Final = _BEHIND_TEXT | {
+    "hidden_size": 16,
+    "conf_num_attention_heads": 2,
+    "conf_num_hidden_layers": 1,
+    "conf_attention_chunk_size": 4,
+    "conf_attention_context_left": 3,
+    "input_feat_size": 16,
+    "sscp_conv_channel_size": [4, 4],
+}
 # Of each class: the config of its tower, and the other fields that its parts need.
 _TOWERS: Final[dict[str, tuple[Config, Config]]] = {
     "Gemma3": (_CLIP | {"model_type": "siglip_vision_model"}, {"mm_tokens_per_image": 4}),
@@ -67,6 +78,7 @@ _TOWERS: Final[dict[str, tuple[Config, Config]]] = {
         _CLIP | {"head_dim": 8, "num_key_value_heads": 2, "position_embedding_size": 4},
         {"audio_config": _AUDIO},
     ),
+    "Gemma3n": (_CLIP | _BEHIND_TEXT, {"audio_config": _CONFORMER}),
     "Kimi_K25": (_KIMI, {"projection_hidden_size": 16}),
     "InternVL": (
         _CLIP
@@ -212,6 +224,7 @@ HALVES: Final[Mapping[str, Mapping[str, Config]]] = {
         **_all_texts("Mistral4"),
     },
     "Llama4": _all_texts("Llama4"),
+    "Gemma3n": _all_texts("Gemma3n"),
     "Gemma4": _all_texts("Gemma4"),
     "Kimi_K25": {
         **_texts("DeepseekV3", "groups", "yarn", "halves"),
@@ -266,6 +279,11 @@ def hf_config(name: str, variant: str, **changes: Any) -> Any:
     text = {key: value for key, value in text.items() if value is not ...}
     tied = bool(text.get("tie_word_embeddings"))
     config_class: Any = getattr(transformers, f"{name}Config")
+    if name == "Gemma3n":
+        # Its class checks that the vision tower is its own, which the package timm has.
+        config = config_class(text_config=text, tie_word_embeddings=tied, **fields)
+        vars(config)["vision_config"] = transformers.SiglipVisionConfig(**tower)
+        return config
     return config_class(
         text_config=text, vision_config=tower, tie_word_embeddings=tied, **fields
     )

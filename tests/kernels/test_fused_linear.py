@@ -240,8 +240,13 @@ def test_silu_of_large_gates() -> None:
 
 @functools.cache
 def real_shapes() -> list[tuple[Product, int, int]]:
-    """(function, in, out) of Qwen2.5 0.5B, 1.5B and 7B."""
-    sizes = [(896, 1152, 4864), (1536, 2048, 8960), (3584, 4608, 18944)]
+    """(function, in, out) of Qwen2.5 0.5B, 1.5B and 7B, and of Phi-4."""
+    sizes = [
+        (896, 1152, 4864),
+        (1536, 2048, 8960),
+        (3584, 4608, 18944),
+        (5120, 7680, 17920),
+    ]
     return [
         shape
         for hidden, qkv, inter in sizes

@@ -30,6 +30,21 @@ def test_wide_inputs_have_rows_of_their_own() -> None:
     assert tunes == [LinearTune(1, 2, 4096, 1, 8, 1), LinearTune(1, 2, 1024, 1, 4, 4)]
 
 
+def test_large_products_of_wide_inputs_have_rows_of_their_own() -> None:
+    """Phi-4's, whose tilings are not those of Qwen2.5 7B."""
+
+    def tune(product: Product, inputs: int, outputs: int) -> LinearTune | None:
+        x = torch.empty(8, inputs, dtype=torch.bfloat16)
+        return tune_of(product, x, torch.empty(outputs, inputs, device="meta"))
+
+    of_7b = LinearTune(16, 64, 64, 4, 2, 6)
+    assert tune("linear_add", 18944, 3584) == of_7b
+    assert tune("linear_add", 17920, 5120) not in (of_7b, None)
+    assert tune("linear_add", 5120, 5120) is None
+    assert tune("norm_gated", 3584, 2 * 18944) == LinearTune(16, 64, 128, 1, 2, 3)
+    assert tune("norm_gated", 5120, 2 * 17920) == LinearTune(16, 32, 64, 1, 4, 4, True)
+
+
 def test_no_row_is_for_more_tokens() -> None:
     rows = [row for table in TABLE.values() for row in table]
     assert max(row.tokens for row in rows) == MAX_TOKENS

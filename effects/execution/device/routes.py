@@ -41,7 +41,7 @@ from minfer.kernels.attention_tunes import (
 )
 from minfer.kernels.experts_tunes import grouped_from
 from minfer.kernels.flash import flash_missing, flash_piece_missing
-from minfer.kernels.gated import MIN_FILLED_SHARE, is_gated_faster
+from minfer.kernels.gated import MIN_FILLED_SHARE, QUACK_ACTIVATIONS, is_gated_faster
 from minfer.kernels.mla_tunes import latent_splits
 from minfer.kernels.packages import QUACK, missing
 from minfer.records.config import EngineConfig
@@ -267,8 +267,8 @@ class Routes:
         return tuple(map(GroupRoute.variant, self.groups, (rows,) * len(splits), splits))
 
     def fuses(self, tokens: int) -> bool:
-        """Returns whether quack's product of gate and up with SiLU serves `tokens`
-        tokens: it is faster than cuBLAS's with SiLU after it.
+        """Returns whether quack's product of gate and up with their activation serves
+        `tokens` tokens: it is faster than cuBLAS's with the activation after it.
         """
         return not self.no_quack and is_gated_faster(tokens, self.fused_width)
 
@@ -279,7 +279,7 @@ class Routes:
         if self.no_quack:
             activation = f"cuBLAS and Triton; no quack: {self.no_quack}"
         lines = [line for group in self.groups for line in self._attention(group)]
-        lines.append(("gate, up and SiLU", activation))
+        lines.append(("gate, up and activation", activation))
         lines += [("experts", _experts(moe)) for moe in self.experts]
         return [*dict.fromkeys(lines)]
 
@@ -338,6 +338,7 @@ def _no_quack(dense: list[Dense]) -> str:
         return "all layers are mixtures of experts"
     if any(feed_forward.bias for feed_forward in dense):
         return "it adds no biases"
-    if any(feed_forward.activation != "silu" for feed_forward in dense):
-        return "the activation is not silu"
+    for feed_forward in dense:
+        if feed_forward.activation not in QUACK_ACTIVATIONS:
+            return f"it has no {feed_forward.activation} between gate and up"
     return ""

@@ -45,6 +45,9 @@ class Dense:
     # The name of gate and up in a checkpoint that stores them as one.
     stored_gate_up: str = ""
     down_name: str = "down_proj"
+    # Of a token's gates, only what is above their mean plus so many standard deviations
+    # counts (gaussian_topk.py); None: all of each.
+    cutoff: float | None = None
 
     def for_rank(self, rank_info: RankInfo) -> "Dense":
         """Returns the sizes of one rank's channels. Raises `UnsupportedModelError`."""
@@ -138,6 +141,25 @@ def read_dense(reader: ConfigReader, family: Family, norms: NormRule) -> Dense:
         stored_gate_up=family.stored.gate_up,
         name=family.stored.feed_forward,
     )
+
+
+def read_dense_layers(
+    reader: ConfigReader, family: Family, norms: NormRule, layers: int
+) -> list[Dense]:
+    """Returns the dense feed-forward of each layer, whose widths a config may list.
+    Raises `ModelConfigError`.
+    """
+    key = family.feed_forward.width
+    widths = reader.config.get(key)
+    if not family.feed_forward.by_layer or not isinstance(widths, list):
+        return [read_dense(reader, family, norms)] * layers
+    if len(widths) != layers:
+        raise reader.error(key, f"a width, or a list of num_hidden_layers = {layers}")
+    each = (
+        ConfigReader({**reader.config, key: width}, reader.source, reader.own_names)
+        for width in widths
+    )
+    return [read_dense(of_layer, family, norms) for of_layer in each]
 
 
 def empty_dense(sizes: Dense, make: WeightMaker) -> DenseWeights:

@@ -6,7 +6,8 @@ so a layer gets a vector of a token that says which token it is, whatever the re
 stream has become. After attention and feed-forward, the stream is projected to that
 width, goes through the activation, is multiplied with the vector, and the product is
 projected back, normalised and added. The table is large, and a token reads one line of
-it. The matrices are small: each rank has all of them.
+it; in Gemma 3n it has no lines of tokens of images and sound, which get that of token 0.
+The matrices are small: each rank has all of them.
 """
 
 from collections.abc import Iterator
@@ -93,6 +94,7 @@ class InputTable:
     layers: int
     width: int
     norms: NormRule
+    has_all_tokens: bool = True  # False: others get the line of token 0
 
     @property
     def line(self) -> int:
@@ -164,6 +166,8 @@ def make_layer_inputs(
     import torch
     import torch.nn.functional as F
 
+    if not sizes.has_all_tokens:
+        tokens = tokens.masked_fill(tokens >= sizes.vocab_size, 0)
     own = F.embedding(tokens, weights.embed)
     own.mul_(torch.tensor(sizes.width**0.5, dtype=own.dtype).item())
     projected = linear(embedded, weights.projection, context)
@@ -172,12 +176,14 @@ def make_layer_inputs(
     return inputs.add_(own).mul_(2**-0.5).view(-1, sizes.layers, sizes.width)
 
 
-def add_layer_input(
+def layer_input_rows(
     weights: LayerInputWeights, hidden: "Tensor", inputs: "Tensor", step: ModelStep
-) -> None:
-    """Add what a layer makes of its inputs [tokens, width] to the residual stream."""
+) -> "Tensor":
+    """Returns what a layer makes of its inputs [tokens, width] and of its residual
+    stream, to be added to that: [tokens, hidden] each.
+    """
     import torch.nn.functional as F
 
     gate = linear(hidden, weights.gate, step.products)
     product = F.gelu(gate, approximate="tanh").mul_(inputs)
-    hidden.add_(normalise(linear(product, weights.out, step.products), weights.after))
+    return normalise(linear(product, weights.out, step.products), weights.after)

@@ -3,7 +3,7 @@
 Each type is a file of its own, with its sizes (read from a config, without torch), its
 weights, made of leaves, and its step, a function over them, which adds to the residual
 stream. This file lists the types: another one is one more member of a union, and one more
-case of each function below.
+case of each function below, and of layer_step.py.
 """
 
 from collections.abc import Iterator
@@ -11,17 +11,24 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve, fields, frozen, has
 
+from minfer.effects.models.architecture.altup import (
+    AltUp,
+    AltUpWeights,
+    altup_parts,
+    empty_altup,
+    read_altup,
+)
 from minfer.effects.models.architecture.dense import (
     Dense,
     DenseWeights,
     dense_parts,
     empty_dense,
-    feed_dense,
     read_dense,
+    read_dense_layers,
 )
+from minfer.effects.models.architecture.gaussian_topk import with_cutoffs
 from minfer.effects.models.architecture.gqa import GQA
 from minfer.effects.models.architecture.gqa_reader import read_gqa
-from minfer.effects.models.architecture.gqa_step import attend_gqa
 from minfer.effects.models.architecture.gqa_weights import (
     GQAWeights,
     empty_gqa,
@@ -31,7 +38,6 @@ from minfer.effects.models.architecture.layer_heads import with_layer_heads
 from minfer.effects.models.architecture.layer_inputs import (
     LayerInput,
     LayerInputWeights,
-    add_layer_input,
     empty_layer_input,
     layer_input_parts,
 )
@@ -44,21 +50,18 @@ from minfer.effects.models.architecture.linear import (
 from minfer.effects.models.architecture.mla import (
     MLA,
     MLAWeights,
-    attend_mla,
     empty_mla,
     mla_parts,
     read_mla,
 )
-from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.moe import (
     MoE,
     MoEWeights,
     empty_moe,
-    feed_moe,
     moe_parts,
     read_moe,
 )
-from minfer.effects.models.architecture.products import in_kernel_layout, normalise
+from minfer.effects.models.architecture.products import in_kernel_layout
 from minfer.effects.models.architecture.quantization import PLAIN_FORM, CheckpointForm
 from minfer.effects.models.architecture.rope_scaling import (
     FULL,
@@ -95,6 +98,7 @@ class Layer:
     parallel: bool = False
     inputs: LayerInput | None = None  # what it does with an input of its own
     scalar: bool = False  # the residual stream is multiplied with a number at its end
+    altup: AltUp | None = None  # there are several residual streams
 
     def for_rank(self, rank_info: RankInfo) -> "Layer":
         """Returns the sizes of one rank's part. Raises `UnsupportedModelError`."""
@@ -116,20 +120,21 @@ class Layer:
     def matrices(self) -> tuple[LinearSizes, ...]:
         """The sizes of all matrices."""
         matrices = self.attention.matrices + self.feed_forward.matrices
-        return matrices if self.inputs is None else matrices + self.inputs.matrices
+        matrices += () if self.inputs is None else self.inputs.matrices
+        return matrices if self.altup is None else matrices + self.altup.matrices
 
     @property
     def parameters(self) -> int:
         """Elements of all weights."""
         others = self.scalar + (0 if self.inputs is None else self.inputs.parameters)
+        others += 0 if self.altup is None else self.altup.parameters
         return self.attention.parameters + self.feed_forward.parameters + others
 
     @property
     def float32_elements(self) -> int:
         """Elements of weights that are in float32 whatever the activations' dtype."""
-        inputs = 0 if self.inputs is None else self.inputs.float32_elements
-        sublayers = self.attention, self.feed_forward
-        return inputs + sum(sublayer.float32_elements for sublayer in sublayers)
+        parts = self.attention, self.feed_forward, self.inputs, self.altup
+        return sum(part.float32_elements for part in parts if part is not None)
 
     @property
     def active_parameters(self) -> int:
@@ -145,6 +150,7 @@ class LayerWeights:
     feed_forward: FeedForwardWeights
     inputs: LayerInputWeights | None = None
     scalar: "Tensor | None" = None  # [1]
+    altup: AltUpWeights | None = None
 
 
 @frozen
@@ -199,6 +205,7 @@ def read_layers(
     if family.extras.shared_wide and reader.flag(family.extras.shared_wide):
         feed_forwards = _with_shared_wide(feed_forwards, attentions)
     inputs = _read_layer_input(reader, family, norms)
+    altup = read_altup(reader, norms) if family.extras.altup else None
     layers = (
         Layer(
             attentions[index],
@@ -206,6 +213,7 @@ def read_layers(
             family.extras.parallel,
             inputs,
             family.extras.scalars,
+            altup,
         )
         for index, feed_forward in enumerate(feed_forwards)
     )
@@ -239,7 +247,8 @@ def _read_layer_input(
 ) -> LayerInput | None:
     """Returns what each layer does with an input of its own, if layers have some."""
     key = family.extras.inputs
-    if not key or not reader.size(key, 0, low=0):
+    low = int(family.extras.altup)  # with AltUp, all layers have inputs
+    if not key or not reader.size(key, 0, low=low):
         return None
     return LayerInput(reader.size("hidden_size"), reader.size(key), norms)
 
@@ -263,7 +272,8 @@ def _feed_forwards(
     """Returns the feed-forward of each layer."""
     experts = family.experts
     if experts is None or not _has_experts(reader, experts.sparse):
-        return [read_dense(reader, family, norms)] * layers
+        dense_layers = read_dense_layers(reader, family, norms, layers)
+        return [*with_cutoffs(reader, family, dense_layers)]
     dense = _dense_layers(reader, experts.sparse, layers)
     sparse = read_moe(reader, family, experts, norms, layers)
     plain = read_dense(reader, family, norms) if dense & {*range(layers)} else None
@@ -335,6 +345,7 @@ def empty_layer(layer: Layer, make: WeightMaker) -> LayerWeights:
         feed_forward,
         None if layer.inputs is None else empty_layer_input(layer.inputs, make),
         make.vector(1) if layer.scalar else None,
+        None if layer.altup is None else empty_altup(layer.altup, make),
     )
 
 
@@ -357,97 +368,31 @@ def layer_parts(
         yield from layer_input_parts(layer.inputs, weights.inputs, form)
     if weights.scalar is not None:
         yield WeightPart(SCALAR, weights.scalar)
+    if layer.altup is not None and weights.altup is not None:
+        yield from altup_parts(layer.altup, weights.altup, form)
 
 
 def finish_layer(weights: LayerWeights, dtype: str) -> LayerWeights:
     """Returns a layer, whose tensors are filled, in the form that kernels multiply with:
     MLA's expansion of latents in full numbers, `dtype`, as queries are multiplied with
-    parts of it, and quantized matrices as their kernels store them.
+    parts of it, AltUp's small matrices, too, and quantized matrices as their kernels
+    store them.
     """
     layer_weights: LayerWeights = _finished(weights, dtype)
     return layer_weights
 
 
-def _finished(node: Any, dtype: str) -> Any:
-    """Returns a part of a layer's weights, finished."""
+def _finished(node: Any, dtype: str, *, plain: bool = False) -> Any:
+    """Returns a part of a layer's weights, finished; `plain`: in full numbers."""
     if isinstance(node, Linear):
-        return in_kernel_layout(node)
+        return in_kernel_layout(unquantized(node, dtype) if plain else node)
     if not has(type(node)) or isinstance(node, Norm | ExpertRouter):
         return node
-    if isinstance(node, LatentWeights):
-        return evolve(node, expansion=unquantized(node.expansion, dtype))
+    plain = plain or isinstance(node, LatentWeights | AltUpWeights)
     inner = {
         attribute.name: getattr(node, attribute.name) for attribute in fields(type(node))
     }
-    return evolve(node, **{key: _finished(value, dtype) for key, value in inner.items()})
-
-
-@frozen(eq=False)
-class BranchInputs:
-    """Normalised rows [tokens, hidden] that the sublayers of a parallel layer read. None:
-    each reads the residual stream as it is then, and normalises it.
-    """
-
-    attention: "Tensor | None" = None
-    feed_forward: "Tensor | None" = None
-
-    def select(self, keep: "Tensor") -> "BranchInputs":
-        """Returns the inputs of the feed-forward for some tokens."""
-        if self.feed_forward is None:
-            return self
-        return BranchInputs(None, self.feed_forward.index_select(0, keep))
-
-
-SEQUENTIAL: Final = BranchInputs()
-
-
-def branch_inputs(layer: Layer, weights: LayerWeights, hidden: "Tensor") -> BranchInputs:
-    """Returns what the sublayers of a layer read, if they read the same stream."""
-    before = weights.attention.norm
-    if not layer.parallel or before is None:
-        return SEQUENTIAL
-    x, own = normalise(hidden, before), weights.feed_forward.norm
-    return BranchInputs(x, x if own is None else normalise(hidden, own))
-
-
-def attend(
-    weights: LayerWeights,
-    hidden: "Tensor",
-    index: int,
-    step: ModelStep,
-    keep: "Tensor | None" = None,
-    x: "Tensor | None" = None,
-) -> "Tensor":
-    """Returns the residual stream [tokens, hidden] with the attention of layer `index`
-    added: of the tokens `keep` alone, or of all. `x`: as in `BranchInputs`.
-    """
-    match weights.attention:
-        case GQAWeights() as gqa_weights:
-            return attend_gqa(gqa_weights, hidden, index, step, keep, x)
-        case MLAWeights() as mla_weights:
-            return attend_mla(mla_weights, hidden, index, step, keep, x)
-
-
-def feed(
-    layer: Layer,
-    weights: LayerWeights,
-    hidden: "Tensor",
-    step: ModelStep,
-    x: "Tensor | None" = None,
-) -> None:
-    """Add the feed-forward of `hidden` [tokens, hidden] to it; `x`: as in
-    `BranchInputs`.
-    """
-    match layer.feed_forward, weights.feed_forward:
-        case Dense() as dense, DenseWeights() as dense_weights:
-            feed_dense(dense, dense_weights, hidden, step, x)
-        case MoE() as moe, MoEWeights() as moe_weights:
-            feed_moe(moe, moe_weights, hidden, step, x)
-
-
-def finish(weights: LayerWeights, hidden: "Tensor", index: int, step: ModelStep) -> None:
-    """Change the residual stream as a layer does behind its feed-forward."""
-    if weights.inputs is not None and step.layer_inputs is not None:
-        add_layer_input(weights.inputs, hidden, step.layer_inputs[:, index], step)
-    if weights.scalar is not None:
-        hidden.mul_(weights.scalar)
+    return evolve(
+        node,
+        **{key: _finished(value, dtype, plain=plain) for key, value in inner.items()},
+    )

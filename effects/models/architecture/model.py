@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minfer.effects.models.architecture.altup import enter_streams, leave_streams
 from minfer.effects.models.architecture.batch import Batch, ChunkedLogits, TappedTokens
 from minfer.effects.models.architecture.cache import PagedCache
 from minfer.effects.models.architecture.layer_inputs import make_layer_inputs
-from minfer.effects.models.architecture.layers import attend, branch_inputs, feed, finish
+from minfer.effects.models.architecture.layer_step import KeptTokens, run_layer
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.product_context import ProductContext
 from minfer.effects.models.architecture.products import norm_linear
@@ -59,18 +60,19 @@ def forward(
         hidden = _enter_stage(spec, weights, batch.tokens, communicator, stage_io)
         layer_inputs = _layer_inputs(spec, weights, batch.tokens, hidden, products)
         step = ModelStep(batch, cache, communicator, products, layer_inputs)
-        for index, (layer, layer_weights) in enumerate(
-            zip(spec.layers, weights.layers, strict=True)
-        ):
-            # The last layer continues with fewer tokens.
-            keep = picked if index == last and spec.rank_info.is_last_stage else None
-            branches = branch_inputs(layer, layer_weights, hidden)
-            hidden = attend(layer_weights, hidden, index, step, keep, branches.attention)
-            if keep is not None:
-                step = step.select(keep)
-                branches = branches.select(keep)
-            feed(layer, layer_weights, hidden, step, branches.feed_forward)
-            finish(layer_weights, hidden, index, step)
+        if weights.projections is not None:
+            hidden = enter_streams(weights.projections, hidden, products)
+        # The last layer continues with fewer tokens.
+        kept = None
+        if picked is not None and spec.rank_info.is_last_stage:
+            kept = KeptTokens(picked, step.select(picked))
+        layers = zip(spec.layers, weights.layers, strict=True)
+        for index, (layer, layer_weights) in enumerate(layers):
+            kept_here = kept if index == last else None
+            hidden = run_layer(layer, layer_weights, hidden, index, step, kept_here)
+        if weights.projections is not None:
+            hidden = leave_streams(weights.projections, hidden)
+        step = step if kept is None else kept.step
         if not spec.rank_info.is_last_stage:
             stage_io.send(hidden)
             return hidden[:0]

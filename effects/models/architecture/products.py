@@ -80,9 +80,16 @@ def gated(
     x: "Tensor", gate_up: Linear, activation: Activation, context: ProductContext
 ) -> "Tensor":
     """Returns activation(gate) * up of rows as they are."""
+    return activate(linear(x, gate_up, context), gate_up, activation, context)
+
+
+def activate(
+    product: "Tensor", gate_up: Linear, activation: Activation, context: ProductContext
+) -> "Tensor":
+    """Returns activation(gate) * up of a product [tokens, 2 * inter] with `gate_up`."""
     kernels = _kernels(gate_up, on_gpu=context.on_gpu)
-    product: Tensor = kernels.gated_mul(kernels.linear(x, gate_up), activation)
-    return product
+    activated: Tensor = kernels.gated_mul(product, activation)
+    return activated
 
 
 def add_product(

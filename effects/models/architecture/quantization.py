@@ -2,7 +2,8 @@
 
 A value in the `ModelSpec`, so that the memory plan, the loader and the fingerprint agree.
 Only matrices of layers are quantized: embeddings, the output head, norms and routers
-never are, nor MLA's expansion of latents, which is dequantized as it is loaded.
+never are, nor MLA's expansion of latents and the matrices of AltUp and LAuReL, which are
+dequantized as they are loaded.
 """
 
 import logging

@@ -9,6 +9,7 @@ from typing import Final
 
 from attrs import evolve, frozen
 
+from minfer.effects.models.architecture.altup import AltUp
 from minfer.effects.models.architecture.kv_format import KvFormat
 from minfer.effects.models.architecture.layer_inputs import InputTable
 from minfer.effects.models.architecture.layers import Layer, LayerGroup, layer_groups
@@ -173,6 +174,11 @@ class ModelSpec:
         if self.quantization is None or sizes.plain:
             return PLAIN
         return self.quantization.scheme_of(sizes.names[0])
+
+    @property
+    def altup(self) -> AltUp | None:
+        """The residual streams, if there are several."""
+        return self.layers[0].altup
 
     @property
     def has_experts(self) -> bool:

@@ -129,7 +129,8 @@ def _read_input_table(
     key, width_key = "vocab_size_per_layer_input", family.extras.inputs
     if not width_key or not reader.size(width_key, 0, low=0):
         return None
-    if reader.size(key) < reader.size("vocab_size"):
+    has_all_tokens = reader.size(key) >= reader.size("vocab_size")
+    if not has_all_tokens and not family.extras.fewer_inputs:
         raise reader.error(key, f"at least vocab_size = {reader.size('vocab_size')}")
     return InputTable(
         vocab_size=reader.size(key),
@@ -137,6 +138,7 @@ def _read_input_table(
         layers=reader.size("num_hidden_layers"),
         width=reader.size(width_key),
         norms=norms,
+        has_all_tokens=has_all_tokens,
     )
 
 

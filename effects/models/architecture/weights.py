@@ -5,6 +5,11 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
+from minfer.effects.models.architecture.altup import (
+    StreamProjections,
+    empty_projections,
+    projection_parts,
+)
 from minfer.effects.models.architecture.layer_inputs import (
     InputTableWeights,
     empty_input_table,
@@ -46,6 +51,7 @@ class Weights:
     norm: Norm  # [hidden]
     lm_head: Linear  # vocab outputs of hidden inputs; of a rank, its outputs
     input_table: InputTableWeights | None = None
+    projections: StreamProjections | None = None  # of several residual streams
 
 
 def empty_weights(spec: ModelSpec, dtype: str, device: str = "cpu") -> Weights:
@@ -72,7 +78,8 @@ def empty_weights(spec: ModelSpec, dtype: str, device: str = "cpu") -> Weights:
     table = spec.input_table
     inputs = None if table is None else empty_input_table(table, make)
     norm = make.norm(spec.hidden_size, spec.norms.of_stream)
-    return Weights(embed, layers, norm, lm_head, inputs)
+    projections = None if spec.altup is None else empty_projections(spec.altup, make)
+    return Weights(embed, layers, norm, lm_head, inputs, projections)
 
 
 def checkpoint_parts(
@@ -83,6 +90,8 @@ def checkpoint_parts(
         yield WeightPart(EMBED, weights.embed)
     if spec.input_table is not None and weights.input_table is not None:
         yield from input_table_parts(spec.input_table, weights.input_table)
+    if weights.projections is not None:
+        yield from projection_parts(weights.projections)
     layers = zip(spec.layers, weights.layers, strict=True)
     for i, (layer, layer_weights) in enumerate(layers, spec.first_layer):
         for weight_part in layer_parts(layer, layer_weights, form):

@@ -32,6 +32,7 @@ ONES: Final = (  # how names of tensors end that are 1, too
     "layer_scalar",
     "router.scale",
     "per_expert_scale",
+    "correct_output_scale",
 )
 POOL_SIZE: Final = 2_000_003
 

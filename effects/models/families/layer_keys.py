@@ -40,6 +40,9 @@ class FeedForward:
     # The width as a multiple of the residual stream's, where no config value says it; 0:
     # one has to.
     default_ratio: int = 0
+    by_layer: bool = False  # the width may be a list of those of each layer
+    # The key of the share of a token's channels that are zero, of each layer (Gemma 3n).
+    sparsity: str = ""
 
 
 @frozen(kw_only=True)
@@ -49,8 +52,11 @@ class LayerExtras:
     # Both read the same residual stream; without a norm of its own, the feed-forward
     # reads what attention reads.
     parallel: bool = False
-    # The key of the width of what each layer gets of a token's embedding (Gemma 4).
+    # The key of the width of what each layer gets of a token's embedding (Gemma 3n, 4).
     inputs: str = ""
+    fewer_inputs: bool = False  # tokens without one have that of token 0
+    # There are several residual streams, and LAuReL beside attention (Gemma 3n).
+    altup: bool = False
     scalars: bool = False  # layers multiply their result with a number
     # The key of the number of last layers that read keys and values of other layers, and
     # of a flag that makes their feed-forwards twice as wide.

@@ -114,6 +114,12 @@ _ROWS: Final = (
         text_class=True,
     ),
     Multimodal(
+        architecture="Gemma3nForConditionalGeneration",
+        model_type="gemma3n",
+        texts=("gemma3n_text",),
+        other_parts=("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio."),
+    ),
+    Multimodal(
         architecture="Gemma4ForConditionalGeneration",
         model_type="gemma4",
         texts=("gemma4_text",),

@@ -38,6 +38,8 @@ def parameter_count(spec: ModelSpec) -> int:
     norm = spec.hidden_size * (1 + spec.norms.bias)
     if spec.input_table is not None:
         embeddings += spec.input_table.parameters
+    if spec.altup is not None:
+        embeddings += spec.altup.projection_parameters
     return sum(layer.parameters for layer in spec.layers) + embeddings + norm
 
 
@@ -138,7 +140,7 @@ def activation_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
         group.attention.activation_bytes(element, kv_element) for group in spec.groups
     )
     feed_forward = _widest_feed_forward(spec) * element
-    rows = (2 + _branch_rows(spec)) * spec.hidden_size
+    rows = (2 + _branch_rows(spec) + _stream_rows(spec)) * spec.hidden_size
     token = rows * element + max(attention, feed_forward)
     token += _layer_input_elements(spec) * element
     # Logits, their float32 copy, noise, a sorted or masked copy, a shaped one.
@@ -208,8 +210,9 @@ def cuda_activation_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> 
     attentions = [group.attention for group in spec.groups]
     max_attention = max(attention.cuda_activation_elements for attention in attentions)
     widest = max(max_attention, _widest_feed_forward(spec))
+    rows_of_token = 3 + _branch_rows(spec) + _stream_rows(spec)
     token = element * (
-        (3 + _branch_rows(spec)) * spec.hidden_size + widest + _layer_input_elements(spec)
+        rows_of_token * spec.hidden_size + widest + _layer_input_elements(spec)
     )
     # And the ids that top-k and top-p keep, and shaped ones in float32.
     logits = spec.vocab_size * (element + 4 + 4)
@@ -318,6 +321,13 @@ def _branch_rows(spec: ModelSpec) -> int:
     the two sublayers of a parallel layer read.
     """
     return 2 * any(layer.parallel for layer in spec.layers)
+
+
+def _stream_rows(spec: ModelSpec) -> int:
+    """Returns the rows of a token that several residual streams take beside one: the
+    streams and their predictions, what attention reads, and what LAuReL adds.
+    """
+    return 0 if spec.altup is None else 2 * spec.altup.streams + 2
 
 
 def _widest_feed_forward(spec: ModelSpec) -> int:

@@ -59,14 +59,16 @@ _OF_LATENTS: Final = VARIANTS["DeepseekV2", "greedy"] | {"first_k_dense_replace"
 LATENTS: Final = parse_spec(
     written("DeepseekV2", _OF_LATENTS | {"vocab_size": VOCAB}), dtype="bfloat16"
 )
-# Blocks of attention beside feed-forward: without gates, and with norms of heads.
-PARALLEL: Final = {
+# Blocks of attention beside feed-forward, without gates, and with norms of heads; and
+# several residual streams.
+FAMILIES: Final = {
     key[0]: parse_spec(
         written(key[0], VARIANTS[key] | {"vocab_size": VOCAB}), dtype=dtype
     )
     for key, dtype in (
         (("Falcon", "two norms"), "bfloat16"),
         (("Cohere", "norms of heads"), "float16"),
+        (("Gemma3n", "all"), "bfloat16"),
     )
 }
 HOPPER: Final = (9, 0)
@@ -155,8 +157,9 @@ CASES: Final = {
     ),
     "scaled logits": Case(evolve(BASE, logit_scale=0.5)),
     "latents": Case(LATENTS, captured=128),
-    "no gate": Case(PARALLEL["Falcon"], captured=128),
-    "parallel": Case(PARALLEL["Cohere"], captured=128),
+    "no gate": Case(FAMILIES["Falcon"], captured=128),
+    "parallel": Case(FAMILIES["Cohere"], captured=128),
+    "streams": Case(FAMILIES["Gemma3n"], captured=128),
     "int8": Case(evolve(BASE, kv_dtype="int8"), captured=128),
     "wide": Case(
         with_attention(BASE, heads=4, kv_heads=4, head_dim=256), capability=(8, 6)

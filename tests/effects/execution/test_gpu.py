@@ -39,6 +39,8 @@ from minfer.records.messages import Discarded, Event, Execute, Preempted, Reason
 from minfer.records.plan import Mask
 from tests.effects.masking import MasksBy
 from tests.effects.tiny_fallback import VOCAB, save
+from tests.effects.tiny_families import VARIANTS
+from tests.effects.tiny_families import save as save_family
 from tests.effects.watched import Watched
 
 DEVICE: str = "cuda"
@@ -484,6 +486,33 @@ def test_a_model_of_transformers_gives_the_tokens_that_it_gives_on_the_cpu(
             str(tmp_path), skip_tokenizer_init=True, **(settings | {"device": device})
         ) as llm:
             outputs.append(tokens(llm, all_prompts, 24, temperature=1.0))
+    assert outputs[0] == outputs[1]
+    assert len({token for row in outputs[0] for token in row}) > 10
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_several_residual_streams_are_computed_in_graphs(
+    dtype: str, tmp_path: Path
+) -> None:
+    """Of Gemma 3n, as launched one by one: in float32 as on the CPU."""
+    save_family(str(tmp_path), "Gemma3n", VARIANTS["Gemma3n", "all"])
+    all_prompts = [[(7 * i + j * j) % 160 for j in range(3 + 5 * i)] for i in range(9)]
+    settings = SMALL | {
+        "block_size": 16,
+        "max_num_batched_tokens": 24,
+        "dtype": dtype,
+        "skip_tokenizer_init": True,
+    }
+    graphs = settings | {"check_steps": True}
+    others = settings | {"enforce_eager": True}
+    if dtype == "float32":
+        others |= {"device": "cpu"}
+    outputs = []
+    for engine in (graphs, others):
+        with LLM(str(tmp_path), **engine) as llm:
+            token_counts = TokenCounts(llm)
+            outputs.append(tokens(llm, all_prompts, 24))
+            assert not token_counts.count(Discarded)
     assert outputs[0] == outputs[1]
     assert len({token for row in outputs[0] for token in row}) > 10
 

@@ -88,6 +88,7 @@ def check(beside: TwoEngines, outputs: list[EmbeddingOutput], pooling: str) -> N
         ("Qwen2", "windows alternate"),
         ("Qwen3", "biases, windows"),
         ("Mistral", "window, tied"),
+        ("Gemma3n", "all"),
     ],
     ids=lambda key: " ".join(key),
 )

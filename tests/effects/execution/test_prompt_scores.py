@@ -117,7 +117,7 @@ def test_the_bundled_model_is_as_transformers_has_it() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     "key",
-    [("Qwen2", "windows alternate"), ("Qwen3", "biases, windows")],
+    [("Qwen2", "windows alternate"), ("Qwen3", "biases, windows"), ("Gemma3n", "all")],
     ids=lambda key: " ".join(key),
 )
 def test_families_with_windows(tmp_path: Path, key: tuple[str, str]) -> None:

@@ -1,5 +1,7 @@
 """Which kernel serves what, and why another does not."""
 
+from typing import Any
+
 import pytest
 from attrs import evolve
 
@@ -53,16 +55,19 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_quack_serves_products_without_biases(monkeypatch: pytest.MonkeyPatch) -> None:
-    def activation(*, bias: bool = False) -> str:
-        model_routes = made(with_feed_forward(QWEN_05B, bias=bias))
+    def reported(**changes: Any) -> str:
+        model_routes = made(with_feed_forward(QWEN_05B, **changes))
         monkeypatch.setattr(routes, "is_gated_faster", lambda *_: True)
         assert model_routes.fuses(100) == (not model_routes.no_quack)
-        return dict(model_routes.described())["gate, up and SiLU"]
+        return dict(model_routes.described())["gate, up and activation"]
 
-    assert "Hopper" in activation()
+    assert "Hopper" in reported()
     monkeypatch.setattr(routes, "missing", lambda *_: "")
-    assert "quack where" in activation()
-    assert "biases" in activation(bias=True)
+    assert "quack where" in reported()
+    assert "quack where" in reported(activation="gelu_tanh")
+    assert "no ungated_gelu" in reported(activation="ungated_gelu")
+    assert "biases" in reported(bias=True)
+    assert not published("gemma-2-9b").no_quack
     monkeypatch.setattr(routes, "is_gated_faster", lambda *_: False)
     assert not made().fuses(100)
 

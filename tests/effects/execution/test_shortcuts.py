@@ -44,10 +44,13 @@ def capturing(
     run: Run, monkeypatch: pytest.MonkeyPatch, *errors: Exception
 ) -> list[StepShape]:
     """Have the executor capture steps, as far as it can without a GPU; the first ones
-    raise.
+    raise. Steps alone capture: a GPU's warm-up would take the errors.
     """
     executor: Any = run.driver.executor
     executor.runner.__dict__.pop("_replay", None)
+    if executor.background is not None:
+        executor.background.close()
+    executor.runner.captures.graphs.clear()  # of the warm-up
     captured, left = list[StepShape](), list(errors)
 
     def due(self: GraphCache, shape: StepShape, now: float) -> bool:

@@ -39,9 +39,10 @@ def test_costs_are_of_all_sizes_that_an_engine_has(
     model: Model, drafter: str, rule: str
 ) -> None:
     spec_config = evolve(HOW, drafter=drafter, rule=rule)
-    draft = LoadedDraft(model.spec, model.weights) if drafter == DEVICE else None
+    weights = on_device(model.weights)
+    draft = LoadedDraft(model.spec, weights) if drafter == DEVICE else None
     config = evolve(CONFIG, speculation=spec_config)
-    executor = make_executor(config, model.spec, model.weights, draft)
+    executor = make_executor(config, model.spec, weights, draft)
     costs = executor.step_costs(spec_config)
     sizes = [size for size, _ in costs.verify]
     rows = CONFIG.max_num_seqs
@@ -71,8 +72,9 @@ def test_costs_are_those_measured(model: Model, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(measured, "_seconds", seconds)
     spec_config = evolve(HOW, drafter=DEVICE)
     config = evolve(CONFIG, speculation=spec_config)
-    draft = LoadedDraft(model.spec, model.weights)
-    executor = make_executor(config, model.spec, model.weights, draft)
+    weights = on_device(model.weights)
+    draft = LoadedDraft(model.spec, weights)
+    executor = make_executor(config, model.spec, weights, draft)
     costs = step_costs(executor.dummy_runner, spec_config)
     assert all(cost == size for size, cost in costs.verify)
     assert costs.draft == pytest.approx(0.5)
@@ -97,7 +99,7 @@ def test_no_step_is_tried_that_there_is_no_room_for(
     config = evolve(
         CONFIG, speculation=spec_config, max_num_seqs=48, max_num_batched_tokens=48
     )
-    executor = make_executor(config, model.spec, model.weights)
+    executor = make_executor(config, model.spec, on_device(model.weights))
     costs = executor.step_costs(spec_config)
     assert costs.verify[-1][0] >= min(rows or 48, 48)
 

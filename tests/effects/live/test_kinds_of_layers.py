@@ -24,6 +24,7 @@ KINDS: Final = {
     "capped": ("Gemma2", "caps"),
     "shared keys and inputs of layers": ("Gemma4", "shared keys"),
     "layers of two sizes": ("Gemma4", "small full heads"),
+    "several residual streams": ("Gemma3n", "all"),
     "experts beside": ("Gemma4", "all"),
     "norms behind and windows": ("Gemma3", "pattern"),
     "norms of all heads": ("Olmo2", "norms behind"),

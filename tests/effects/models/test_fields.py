@@ -45,6 +45,7 @@ RICH = {
     "GptOss": "alternate",
     "Gemma2": "caps",
     "Gemma3": "ropes",
+    "Gemma3n": "all",
     "Gemma4": "all",
     "Granite": "multipliers",
     "SmolLM3": "windows",
@@ -134,6 +135,8 @@ def other(name: str, value: Any) -> Any:
         return not value if OTHER[name] is None else OTHER[name]
     if isinstance(value, bool):
         return not value
+    if isinstance(value, list):
+        return value[::-1]
     if value is None or isinstance(value, int):
         return 2 * (value or 4)
     return value * 1.5

@@ -33,10 +33,10 @@ from minfer.effects.models.ranks import Parallel, RankInfo
 from minfer.effects.setup.prepare import check_peers
 from minfer.records.config import CacheGroup
 from minfer.values.checks import ConfigError
-from tests.effects.tiny_families import VARIANTS, WINDOW, config_of
+from tests.effects.tiny_families import VARIANTS, WINDOW, config_of, written
 
 BLOCK, PAGES = 4, 40
-NAMES = [name for family, name in VARIANTS if family == "Gemma4"]
+KEYS = [key for key in VARIANTS if key[0] in ("Gemma3n", "Gemma4")]
 SLIDING, FULL = "sliding_attention", "full_attention"
 # The sizes of Gemma 4 31B, without its other layers.
 LARGE = {
@@ -83,10 +83,13 @@ def logits(spec: ModelSpec, layout: CacheLayout, cache: Any) -> Tensor:
     return torch.cat(results)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("key", KEYS, ids=" ".join)
 @pytest.mark.parametrize("grouped", [True, False])
-def test_both_caches_give_the_same_in_both_layouts(name: str, grouped: bool) -> None:
-    spec = spec_of(name, initializer_range=0.1)
+def test_both_caches_give_the_same_in_both_layouts(
+    key: tuple[str, str], grouped: bool
+) -> None:
+    names = {"architectures": [f"{key[0]}ForCausalLM"]}
+    spec = parse_spec(VARIANTS[key] | {"initializer_range": 0.1} | names)
     plain = one_group(spec)
     want = logits(spec, plain, make_caches(spec, plain)[0])
     layout = cache_layout(spec) if grouped else plain
@@ -202,6 +205,7 @@ def test_peers_of_several_ranks_are_refused() -> None:
 
 
 def test_stages_are_refused() -> None:
-    for name in ("shared keys", "inputs of layers"):
+    streams = parse_spec(written("Gemma3n", VARIANTS["Gemma3n", "plain"]))
+    for spec in (spec_of("shared keys"), spec_of("inputs of layers"), streams):
         with pytest.raises(CheckpointError, match="pipeline_parallel_size"):
-            spec_of(name).for_rank(RankInfo(0, Parallel(pipeline=2)))
+            spec.for_rank(RankInfo(0, Parallel(pipeline=2)))

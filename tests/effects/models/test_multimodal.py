@@ -271,7 +271,7 @@ def test_embeddings_are_tied_as_in_transformers(
     )
     if outer is None:
         assert spec.tie_word_embeddings == (
-            name in ("Gemma3", "Gemma4") if inner is None else inner
+            name in ("Gemma3", "Gemma3n", "Gemma4") if inner is None else inner
         )
         return
     text = {} if inner is None else {"tie_word_embeddings": inner}
@@ -385,7 +385,8 @@ def test_a_text_half_has_the_defaults_of_its_class() -> None:
         config_class: Any = getattr(transformers, f"{name}Config")
         row = MULTIMODAL[config_class.model_type]
         for kind in row.texts:
-            if kind not in {*TEXT_SIZES, *TEXT_HALVES, "gemma3_text", "gemma4_text"}:
+            gemmas = {"gemma3_text", "gemma3n_text", "gemma4_text"}
+            if kind not in gemmas | {*TEXT_SIZES, *TEXT_HALVES}:
                 continue
             text: dict[str, Any] = {"model_type": kind}
             if kind == "glm4v_moe_text":

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from minfer.effects.execution.cpu.paged_attention import make_cache
 from minfer.effects.models.architecture.batch import BatchRow, make_batch
+from minfer.effects.models.architecture.dense import Dense
 from minfer.effects.models.architecture.model import forward
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.spec_reader import parse_spec
@@ -117,11 +118,16 @@ def test_ranks_compute_what_one_computes(
     torch.testing.assert_close(last[0], expected, rtol=1e-9, atol=1e-9)
     assert last[0].argmax(1).equal(expected.argmax(1))
     # Steps: of each layer two sums, and one of queries and keys that are normalised over
-    # all heads; embedding and logits.
+    # all heads; one of gates that have a cutoff; embedding and logits.
     if parallel.tensor > 1:
         calls = sum(stage.calls for stage in stages)
         sums = 3 if spec.family.qk_norm.over == "all" else 2
-        assert calls == 3 * (sums * len(spec.layers) + 2)
+        feed_forwards = [layer.feed_forward for layer in spec.layers]
+        cutoffs = sum(
+            isinstance(feed_forward, Dense) and feed_forward.cutoff is not None
+            for feed_forward in feed_forwards
+        )
+        assert calls == 3 * (sums * len(spec.layers) + cutoffs + 2)
 
 
 def test_of_few_key_heads_several_ranks_have_the_same(tmp_path: Path) -> None:

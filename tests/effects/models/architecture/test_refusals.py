@@ -165,6 +165,54 @@ VALUES: list[tuple[tuple[str, str], dict[str, Any], list[str]]] = [
     (("Gemma4", "experts"), {"num_experts": None}, ["num_experts", "an integer"]),
     (("Gemma4", "experts"), {"enable_moe_block": 1}, ["enable_moe_block", "true or"]),
     (("Gemma3", "pattern"), {"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping"]),
+    (("Gemma3n", "plain"), {"altup_num_inputs": 1}, ["altup_num_inputs", "least 2"]),
+    (
+        ("Gemma3n", "plain"),
+        {"altup_active_idx": 3},
+        ["altup_active_idx", "below altup_num_inputs = 3"],
+    ),
+    (
+        ("Gemma3n", "plain"),
+        {"altup_correct_scale": 1},
+        ["altup_correct_scale", "true or"],
+    ),
+    (("Gemma3n", "plain"), {"laurel_rank": 0}, ["laurel_rank", "at least 1"]),
+    (
+        ("Gemma3n", "plain"),
+        {"hidden_size_per_layer_input": 0},
+        ["hidden_size_per_layer_input", "at least 1"],
+    ),
+    (
+        ("Gemma3n", "plain"),
+        {"intermediate_size": [96, 64]},
+        ["intermediate_size", "num_hidden_layers = 3"],
+    ),
+    (
+        ("Gemma3n", "plain"),
+        {"intermediate_size": [96, 64, 0]},
+        ["intermediate_size", "at least 1"],
+    ),
+    (
+        ("Llama", "plain"),
+        {"intermediate_size": [96] * 3},
+        ["intermediate_size", "an int"],
+    ),
+    *(
+        (
+            ("Gemma3n", "plain"),
+            {"activation_sparsity_pattern": pattern},
+            ["activation_sparsity_pattern", "num_hidden_layers = 3", "below 1"],
+        )
+        for pattern in ([0.5], [0.5, 1, 0.0], [0.5, -0.1, 0.0], [True, 0.0, 0.0], 0.95)
+    ),
+    (
+        ("Gemma3n", "shared keys"),
+        {"num_kv_shared_layers": 5},
+        ["num_kv_shared_layers", "a layer of each kind"],
+    ),
+    (("Gemma3n", "plain"), {"sliding_window_pattern": 6}, ["sliding_window_pattern 6"]),
+    (("Gemma3n", "plain"), {"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping"]),
+    (("Gemma3n", "plain"), {"hidden_activation": "gelu"}, ["hidden_activation 'gelu'"]),
     (("GptOss", "alternate"), {"swiglu_limit": 8.0}, ["swiglu_limit 8.0", "7 is"]),
     (("Llama", "plain"), {"num_key_value_heads": 3}, ["a divisor of", "heads = 4"]),
     (FALCON, {"alibi": True}, ["alibi True"]),

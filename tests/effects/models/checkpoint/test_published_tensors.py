@@ -2,10 +2,11 @@
 
 `published_tensors.json` has of each the fields of its config.json that decide, the names
 of its tensors, and where these are from: an index file in a public repository, a list of
-a checkpoint's tensors in one, or the code of a library that reads the published
-checkpoint by these names, with its commit or release. A source says what of the names was
-not checked; of the last kind, the config is not from a file. Names are written as
-patterns: `{0-27}` stands for each number of a range, and a pattern's rests follow it.
+a checkpoint's tensors in one, the code of a library that reads the published checkpoint
+by these names, with its commit or release, or transformers' class of the model. A source
+says what of the names was not checked; of the last two kinds, the config is not from a
+file. Names are written as patterns: `{0-27}` stands for each number of a range, and a
+pattern's rests follow it.
 """
 
 import itertools

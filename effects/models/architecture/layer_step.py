@@ -1,0 +1,164 @@
+"""The step of a decoder layer: functions over its weights, by the types of layers.py."""
+
+from typing import TYPE_CHECKING, Final
+
+from attrs import frozen
+
+from minfer.effects.models.architecture.altup import (
+    AltUpWeights,
+    correct_streams,
+    predict_streams,
+    scaled_active,
+)
+from minfer.effects.models.architecture.dense import Dense, DenseWeights, feed_dense
+from minfer.effects.models.architecture.gaussian_topk import feed_sparse
+from minfer.effects.models.architecture.gqa_step import attend_gqa
+from minfer.effects.models.architecture.gqa_weights import GQAWeights
+from minfer.effects.models.architecture.laurel import add_laurel, laurel_rows
+from minfer.effects.models.architecture.layer_inputs import layer_input_rows
+from minfer.effects.models.architecture.layers import Layer, LayerWeights
+from minfer.effects.models.architecture.mla import MLAWeights, attend_mla
+from minfer.effects.models.architecture.model_step import ModelStep
+from minfer.effects.models.architecture.moe import MoE, MoEWeights, feed_moe
+from minfer.effects.models.architecture.products import normalise
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@frozen(eq=False)
+class KeptTokens:
+    """The tokens that the last layer continues with behind its attention."""
+
+    tokens: "Tensor"  # [kept] indices
+    step: ModelStep  # for these tokens
+
+
+def run_layer(
+    layer: Layer,
+    weights: LayerWeights,
+    hidden: "Tensor",
+    index: int,
+    step: ModelStep,
+    kept: KeptTokens | None = None,
+) -> "Tensor":
+    """Returns the residual stream [tokens, hidden] behind layer `index`, or with AltUp
+    all streams [tokens, streams, hidden]: of the kept tokens, or of all.
+    """
+    if weights.altup is not None:
+        return _run_on_streams(layer, weights, weights.altup, hidden, index, step, kept)
+    branches = branch_inputs(layer, weights, hidden)
+    keep = None if kept is None else kept.tokens
+    hidden = attend(weights, hidden, index, step, keep, branches.attention)
+    if kept is not None:
+        step, branches = kept.step, branches.select(kept.tokens)
+    feed(layer, weights, hidden, step, branches.feed_forward)
+    finish(weights, hidden, index, step)
+    return hidden
+
+
+def _run_on_streams(
+    layer: Layer,
+    weights: LayerWeights,
+    altup: AltUpWeights,
+    streams: "Tensor",
+    index: int,
+    step: ModelStep,
+    kept: KeptTokens | None,
+) -> "Tensor":
+    """Returns the streams [tokens, streams, hidden] behind a layer that computes one of
+    them.
+    """
+    predictions = predict_streams(altup, streams, step.products)
+    hidden = predictions[:, altup.active].clone()  # the layer adds to it
+    norm = weights.attention.norm
+    x = hidden if norm is None else normalise(hidden, norm)
+    laurel = laurel_rows(altup.laurel, x, step.products)
+    keep = None if kept is None else kept.tokens
+    hidden = attend(weights, hidden, index, step, keep, x)
+    if kept is not None:
+        step = kept.step
+        laurel = laurel.index_select(0, kept.tokens)
+        predictions = predictions.index_select(0, kept.tokens)
+    add_laurel(hidden, laurel)
+    feed(layer, weights, hidden, step)
+    correct_streams(altup, predictions, hidden, step.products)
+    if weights.inputs is not None and step.layer_inputs is not None:
+        active, inputs = scaled_active(altup, predictions), step.layer_inputs[:, index]
+        rows = layer_input_rows(weights.inputs, active, inputs, step)
+        predictions[:, 1:].add_(rows[:, None])
+    return predictions
+
+
+@frozen(eq=False)
+class BranchInputs:
+    """Normalised rows [tokens, hidden] that the sublayers of a parallel layer read. None:
+    each reads the residual stream as it is then, and normalises it.
+    """
+
+    attention: "Tensor | None" = None
+    feed_forward: "Tensor | None" = None
+
+    def select(self, keep: "Tensor") -> "BranchInputs":
+        """Returns the inputs of the feed-forward for some tokens."""
+        if self.feed_forward is None:
+            return self
+        return BranchInputs(None, self.feed_forward.index_select(0, keep))
+
+
+SEQUENTIAL: Final = BranchInputs()
+
+
+def branch_inputs(layer: Layer, weights: LayerWeights, hidden: "Tensor") -> BranchInputs:
+    """Returns what the sublayers of a layer read, if they read the same stream."""
+    before = weights.attention.norm
+    if not layer.parallel or before is None:
+        return SEQUENTIAL
+    x, own = normalise(hidden, before), weights.feed_forward.norm
+    return BranchInputs(x, x if own is None else normalise(hidden, own))
+
+
+def attend(
+    weights: LayerWeights,
+    hidden: "Tensor",
+    index: int,
+    step: ModelStep,
+    keep: "Tensor | None" = None,
+    x: "Tensor | None" = None,
+) -> "Tensor":
+    """Returns the residual stream [tokens, hidden] with the attention of layer `index`
+    added: of the tokens `keep` alone, or of all. `x`: as in `BranchInputs`.
+    """
+    match weights.attention:
+        case GQAWeights() as gqa_weights:
+            return attend_gqa(gqa_weights, hidden, index, step, keep, x)
+        case MLAWeights() as mla_weights:
+            return attend_mla(mla_weights, hidden, index, step, keep, x)
+
+
+def feed(
+    layer: Layer,
+    weights: LayerWeights,
+    hidden: "Tensor",
+    step: ModelStep,
+    x: "Tensor | None" = None,
+) -> None:
+    """Add the feed-forward of `hidden` [tokens, hidden] to it; `x`: as in
+    `BranchInputs`.
+    """
+    match layer.feed_forward, weights.feed_forward:
+        case Dense(cutoff=None) as dense, DenseWeights() as dense_weights:
+            feed_dense(dense, dense_weights, hidden, step, x)
+        case Dense(cutoff=float(cutoff)) as dense, DenseWeights() as dense_weights:
+            feed_sparse(dense, dense_weights, hidden, step, cutoff, x)
+        case MoE() as moe, MoEWeights() as moe_weights:
+            feed_moe(moe, moe_weights, hidden, step, x)
+
+
+def finish(weights: LayerWeights, hidden: "Tensor", index: int, step: ModelStep) -> None:
+    """Change the residual stream as a layer does behind its feed-forward."""
+    if weights.inputs is not None and step.layer_inputs is not None:
+        inputs = step.layer_inputs[:, index]
+        hidden.add_(layer_input_rows(weights.inputs, hidden, inputs, step))
+    if weights.scalar is not None:
+        hidden.mul_(weights.scalar)
