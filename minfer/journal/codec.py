@@ -39,6 +39,7 @@ from minfer.records import (
     sequence,
     speculation,
     state,
+    state_keeping,
     tiers,
     waiting,
 )
@@ -69,6 +70,7 @@ _MODULES: Final = (
     sequence,
     speculation,
     state,
+    state_keeping,
     structured,
     tiers,
     waiting,

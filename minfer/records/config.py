@@ -6,6 +6,7 @@ from attrs import field, frozen
 
 from minfer.records.policy import FirstCome, Policy
 from minfer.records.speculation import DEVICE, Speculation
+from minfer.records.state_keeping import StateKeeping
 from minfer.records.tiers import ExternalStore, HostTier
 from minfer.values.checks import ConfigError, flag, number
 
@@ -22,6 +23,10 @@ class CacheGroup:
 
     The pool has pages of equal size. A block of a group is a bundle of `pages` pages,
     which are taken, published, fenced and evicted together.
+
+    The recurrent layers, if there are any, are one group, the *state group*. They keep no
+    keys of each position but one state per sequence: a bundle has the state of all of
+    them at one position.
     """
 
     window: int = field(default=0, validator=number(0))  # keys a query reads, with its
@@ -30,6 +35,7 @@ class CacheGroup:
     # Tokens at the beginning of a sequence that every query reads beside its window
     # (StreamingLLM, Xiao et al. 2023).
     sink_tokens: int = field(default=0, validator=number(0))
+    state: bool = field(default=False, validator=flag)  # whether it is the state group
 
     def __attrs_post_init__(self) -> None:
         if self.window == 1:
@@ -40,6 +46,8 @@ class CacheGroup:
             raise ConfigError(
                 f"sink_tokens ({self.sink_tokens}) must be at most window ({self.window})"
             )
+        if self.state and self.window:
+            raise ConfigError(f"window must be 0 in a state group, not {self.window}")
 
     def sink_blocks(self, block_size: int) -> int:
         """The blocks at the beginning of a sequence that have sink tokens: they are never
@@ -72,7 +80,8 @@ class EngineConfig:
     depth: int = field(default=2, validator=number(1))  # steps in flight
     max_failures: int = field(default=3, validator=number(1))  # of one sequence's steps
     max_waiting: int = field(default=2**20, validator=number(1))  # samples that may wait
-    groups: tuple[CacheGroup, ...] = (CacheGroup(),)  # of layers
+    # Of layers; the state group is the last, behind at least one other.
+    groups: tuple[CacheGroup, ...] = (CacheGroup(),)
     # pages that admission leaves free
     watermark: int = field(default=0, validator=number(0))
     # A row with deferred sampling may be planned one token ahead of its known tokens: its
@@ -86,13 +95,19 @@ class EngineConfig:
     # Tiers for KV blocks under the device's pool (`minfer.tiers`).
     host: HostTier | None = None
     external_store: ExternalStore | None = None
+    states: StateKeeping = StateKeeping()  # that are kept, if there is a state group
     # Freed blocks in `spare`, before they become a run: the order of allocation depends
     # on it.
     freed_run: int = field(default=64, validator=number(1))
     # whether blocks of a window are taken chunk by chunk: computed once, on creation
     by_chunk: bool = field(init=False, eq=False, repr=False)
-    # pages of one block of each group, computed once as well
+    # As well: the index of the state group, and the pages of a state; without one, none.
+    state_group: int | None = field(init=False, eq=False, repr=False)
+    state_pages: int = field(init=False, eq=False, repr=False)
+    # As well: the other groups, and the pages of one block of each of them.
+    block_groups: tuple[CacheGroup, ...] = field(init=False, eq=False, repr=False)
     block_pages: int = field(init=False, eq=False, repr=False)
+    full_group: int | None = field(init=False, eq=False, repr=False)  # without a window
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.speculation, Speculation | None):
@@ -107,6 +122,7 @@ class EngineConfig:
                 f"token a step"
             )
         self._check_groups()
+        self._check_state_group()
         self._check_tiers()
         if self.watermark >= self.num_blocks:
             message = (
@@ -116,14 +132,17 @@ class EngineConfig:
             raise ConfigError(message)
 
     def most_pages(self, blocks: int) -> int:
-        """The most pages that a sequence of `blocks` blocks must hold at once."""
+        """The most pages that a sequence of `blocks` blocks must hold at once, with its
+        working state.
+        """
         if not self.by_chunk:
-            return blocks * self.block_pages
+            return blocks * self.block_pages + self.state_pages
         size = self.block_size
         bundles = (
-            (group.most_blocks(blocks, size), group.pages) for group in self.groups
+            (group.most_blocks(blocks, size), group.pages) for group in self.block_groups
         )
-        return sum(max_blocks * pages for max_blocks, pages in bundles)
+        pages = sum(max_blocks * pages for max_blocks, pages in bundles)
+        return pages + self.state_pages
 
     @property
     def has_tiers(self) -> bool:
@@ -151,26 +170,58 @@ class EngineConfig:
             raise ConfigError(
                 f"host has {host.pages} pages, and a block has {block}: none would fit"
             )
+        for name, tier in (("host", host), ("external_store", store)):
+            if tier is not None and tier.storing < self.state_pages:
+                raise ConfigError(
+                    f"{name}: storing ({tier.storing}) must be at least the "
+                    f"{self.state_pages} pages of a state of recurrent layers"
+                )
 
     def _check_groups(self) -> None:
-        """Check the groups, and note whether any has a window."""
+        """Check the groups, and note what they come to."""
         groups = self.groups
         if type(groups) is not tuple or set(map(type, groups)) != {CacheGroup}:
             raise ConfigError("groups must be a tuple of at least one CacheGroup")
-        windows = [group.window for group in groups]
-        if len({(group.window, group.sink_tokens) for group in groups}) < len(windows):
+        if len(groups) > MOST_GROUPS:
+            raise ConfigError(f"groups must be at most {MOST_GROUPS}, not {len(groups)}")
+        kinds = [group.state for group in groups]
+        if any(kinds[:-1]) or kinds == [True]:
+            raise ConfigError(
+                "groups must have at most one state group: the last, behind at least one "
+                "other"
+            )
+        block_groups = groups[:-1] if kinds[-1] else groups
+        windows = [group.window for group in block_groups]
+        if len({(g.window, g.sink_tokens) for g in block_groups}) < len(windows):
             raise ConfigError(
                 f"groups must have different windows, not {windows}: layers of equal "
                 f"windows are one group"
             )
-        if len(groups) > MOST_GROUPS:
-            raise ConfigError(f"groups must be at most {MOST_GROUPS}, not {len(groups)}")
+        several = len(windows) > 1
         spec_config = self.speculation
-        if len(groups) > 1 and spec_config is not None and spec_config.drafter == DEVICE:
+        if several and spec_config is not None and spec_config.drafter == DEVICE:
             raise ConfigError(
                 "speculation: a draft model cannot draft for a model whose layers are of "
                 "several cache groups; use lookups or none"
             )
         object.__setattr__(self, "by_chunk", any(windows))
-        pages = sum(group.pages for group in groups)
+        object.__setattr__(self, "block_groups", block_groups)
+        pages = sum(group.pages for group in block_groups)
         object.__setattr__(self, "block_pages", pages)
+        full_group = windows.index(0) if 0 in windows else None
+        object.__setattr__(self, "full_group", full_group)
+        object.__setattr__(self, "state_group", len(windows) if kinds[-1] else None)
+        object.__setattr__(self, "state_pages", groups[-1].pages if kinds[-1] else 0)
+
+    def _check_state_group(self) -> None:
+        """Check that the pool has room for the working state of a row, and a block."""
+        if not isinstance(self.states, StateKeeping):
+            raise ConfigError(f"states must be StateKeeping, not {self.states!r:.80}")
+        needed = self.most_pages(1)
+        if self.state_group is not None and self.num_blocks < needed:
+            raise ConfigError(
+                f"num_blocks ({self.num_blocks}) must be at least {needed}: the "
+                f"recurrent layers' state of a sequence takes {self.state_pages} pages, "
+                f"and a block of the other layers {needed - self.state_pages}; give the "
+                f"cache more memory (--kv-cache-memory-bytes)"
+            )

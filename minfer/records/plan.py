@@ -11,7 +11,7 @@ executors in other processes.
 Contract of an executor:
 
 - Plans are executed in order. Within a plan: `opens`, then `grows`, then `copies`, then
-  the rows.
+  the rows, then `saves`.
 - A row that is not in `fills` is a decode row: its input is the last token it sampled, at
   the position after its last input; `starts` is the latest position that is possible, and
   exact unless a plan in flight may yield less than its most.
@@ -41,6 +41,17 @@ is 1 more
   for the token after its last one, and for the token after each draft. The core can plan
   such rows; the torch executor refuses them, and the engine's own host proposes no drafts
   for them.
+- With a state group (recurrent layers, `CacheGroup.state`), the last table of each row
+  begins with the pages of its *working state*, which each of its inputs changes. A row
+  that is opened at position 0 starts from the state before any token (zero), whatever its
+  pages have; one that is opened behind it starts from the state that `copies` of the same
+  plan put there, which was kept at exactly that position.
+- `saves` copy working states: that of row `index`, after all its inputs of this plan, to
+  `pages`. The position is starts[index] + num_scheduled_tokens[index], a multiple of the
+  block size. It is exact: such a row has no drafts, and no plan in flight may yield less
+  for it than its most.
+- Of a row in `drafts`, the working state after the step is that after its accepted
+  inputs, and after no rejected one: it cannot be overwritten by position.
 - A failure is reported once, for the earliest plan that failed, and after it no plan that
   had been handed over may touch the cache any more.
 """
@@ -157,6 +168,14 @@ class Copy:
 
 
 @frozen
+class SaveState:
+    """A row's working state, after its inputs of the plan, is copied to `pages`."""
+
+    index: int  # in the plan's columns
+    pages: tuple[int, ...]  # as many as a state takes
+
+
+@frozen
 class Plan:
     """One step. The columns have one entry for each row that takes part, in batch
     order.
@@ -174,6 +193,7 @@ class Plan:
     copies: tuple[Copy, ...] = ()
     drafts: tuple[Draft, ...] = ()
     deferred: tuple[int, ...] = ()  # places in the columns: rows with deferred sampling
+    saves: tuple[SaveState, ...] = ()
 
 
 @frozen

@@ -10,8 +10,8 @@ of those.
     plan      u32 count of words, the words, then JSON or nothing
     words     step, then each section: its length, its words
     sections  the columns run_ids, rows, starts, num_scheduled_tokens,
-              max_sampled_tokens; deferred; then, for fills, drafts, grows, opens and
-              copies: one record after the other
+              max_sampled_tokens; deferred; then, for fills, drafts, saves, grows, opens
+              and copies: one record after the other
 
 The bytes are trusted as far as the other process is: both are of one engine. Bytes that
 are not a plan raise WireError.
@@ -35,6 +35,7 @@ from minfer.records.plan import (
     Plan,
     PrefillTokens,
     SampleDeferred,
+    SaveState,
 )
 from minfer.sampling.reference_sampler import RowSampling
 
@@ -118,6 +119,10 @@ def plan_to(plan: Plan) -> bytes:
         for inputs in column_inputs:
             words.append(inputs.index)
             _section(words, inputs.tokens)
+    words.append(len(plan.saves))
+    for save in plan.saves:
+        words.append(save.index)
+        _section(words, save.pages)
     words.append(len(plan.grows))
     for grow in plan.grows:
         words.extend((grow.row, grow.at, grow.group))
@@ -158,6 +163,7 @@ def plan_from(data: bytes) -> Plan:
             PrefillTokens(words.one(), words.section()) for _ in range(words.one())
         )
         drafts = tuple(Draft(words.one(), words.section()) for _ in range(words.one()))
+        saves = tuple(SaveState(words.one(), words.section()) for _ in range(words.one()))
         grows = tuple(_grow_from(words) for _ in range(words.one()))
         opens = tuple(_opens_from(words, fields.get("opens", ())))
         copies = tuple(Copy(*words.take(3)) for _ in range(words.one()))
@@ -176,6 +182,7 @@ def plan_from(data: bytes) -> Plan:
         copies=copies,
         drafts=drafts,
         deferred=deferred,
+        saves=saves,
     )
 
 

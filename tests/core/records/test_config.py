@@ -8,6 +8,7 @@ from attrs import evolve, field, frozen
 
 from minfer.records.config import MOST_GROUPS, CacheGroup, EngineConfig
 from minfer.records.speculation import DEVICE, HOST, Speculation
+from minfer.records.state_keeping import StateKeeping
 from minfer.values.checks import ConfigError, number
 
 GOOD = EngineConfig(num_blocks=8, max_num_seqs=4, max_num_batched_tokens=8)
@@ -78,6 +79,71 @@ def test_what_groups_come_to() -> None:
     assert (several.by_chunk, several.block_pages) == (True, 3)
     # Positions p - 5 to p are in three blocks at most.
     assert [several.most_pages(blocks) for blocks in (1, 3, 4)] == [3, 9, 10]
+
+
+STATE = CacheGroup(state=True, pages=3)
+
+
+def test_a_state_group_has_no_window() -> None:
+    assert (STATE.window, STATE.pages, CacheGroup().state) == (0, 3, False)
+    with pytest.raises(ConfigError, match="window must be 0 in a state group, not 4"):
+        CacheGroup(window=4, state=True)
+    with pytest.raises(ConfigError, match="state must be true or false"):
+        CacheGroup(state=1)  # type: ignore[arg-type]  # what is refused
+
+
+@pytest.mark.parametrize(
+    "groups", [(STATE,), (STATE, CacheGroup()), (CacheGroup(), STATE, STATE)]
+)
+def test_the_state_group_is_one_and_the_last(groups: tuple[CacheGroup, ...]) -> None:
+    with pytest.raises(ConfigError, match="at most one state group: the last"):
+        evolve(GOOD, groups=groups)
+
+
+def test_a_state_counts_once_whatever_the_length() -> None:
+    config = evolve(GOOD, groups=(CacheGroup(pages=2), STATE))
+    assert (config.state_group, config.state_pages) == (1, 3)
+    assert config.block_groups == (CacheGroup(pages=2),)
+    assert (config.block_pages, config.by_chunk) == (2, False)
+    assert [config.most_pages(blocks) for blocks in (1, 4)] == [5, 11]
+    windows = evolve(config, block_size=4, groups=(CacheGroup(6, pages=2), STATE))
+    assert [windows.most_pages(blocks) for blocks in (1, 3, 4)] == [5, 9, 9]
+    without = evolve(GOOD, groups=(CacheGroup(pages=2),))
+    assert (without.state_group, without.state_pages) == (None, 0)
+    assert without.block_groups == without.groups
+
+
+def test_a_pool_has_room_for_a_state_and_a_block() -> None:
+    groups = CacheGroup(pages=2), CacheGroup(state=True, pages=6)
+    assert evolve(GOOD, groups=groups).num_blocks == 8
+    with pytest.raises(ConfigError) as caught:
+        evolve(GOOD, groups=groups, num_blocks=7)
+    assert str(caught.value) == (
+        "num_blocks (7) must be at least 8: the recurrent layers' state of a sequence "
+        "takes 6 pages, and a block of the other layers 2; give the cache more memory "
+        "(--kv-cache-memory-bytes)"
+    )
+
+
+def test_which_states_are_kept_has_bounds() -> None:
+    assert StateKeeping(stride_blocks=0, decode_stride_blocks=0, max_share=1).max_share
+    wrong: list[dict[str, Any]] = [
+        {"stride_blocks": -1},
+        {"decode_stride_blocks": 0.5},
+        {"max_share": 1.1},
+        {"max_share": math.nan},
+    ]
+    for fields in wrong:
+        with pytest.raises(ConfigError, match=f"states: {next(iter(fields))}"):
+            StateKeeping(**fields)
+    with pytest.raises(ConfigError, match="states must be StateKeeping"):
+        evolve(GOOD, states=None)  # type: ignore[arg-type]  # what is refused
+
+
+def test_a_draft_model_may_draft_beside_a_state_group() -> None:
+    how = Speculation(drafter=DEVICE, drafts=2, adaptive=False)
+    config = evolve(GOOD, groups=(CacheGroup(), STATE), speculation=how)
+    assert config.speculation == how
 
 
 def test_a_draft_model_knows_one_group() -> None:

@@ -27,6 +27,7 @@ from minfer.records.plan import (
     Plan,
     PrefillTokens,
     SampleDeferred,
+    SaveState,
 )
 from minfer.records.plan_wire import (
     WireError,
@@ -96,6 +97,7 @@ PLANS = st.builds(
     copies=st.lists(st.builds(Copy, NUMBERS, NUMBERS, NUMBERS), max_size=3).map(tuple),
     drafts=st.lists(st.builds(Draft, NUMBERS, COLUMN), max_size=3).map(tuple),
     deferred=COLUMN,
+    saves=st.lists(st.builds(SaveState, NUMBERS, COLUMN), max_size=3).map(tuple),
 )
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 LOGPROBS = st.builds(
