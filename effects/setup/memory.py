@@ -159,7 +159,7 @@ def plan_memory(
     NotEnoughMemoryError.
     """
     specs = [spec] if draft is None else [spec, draft]
-    layout = layout_for(spec, sizes.groups)
+    layout = layout_for(spec, sizes)
     token_bytes = layout.layers_a_page * layer_kv_bytes_per_token(spec)
     if draft is not None:
         token_bytes += one_group(draft).layers_a_page * layer_kv_bytes_per_token(draft)
@@ -297,7 +297,7 @@ def _system_available_memory() -> int:
 
 def _kv_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
     """Returns lines about what is kept of a token."""
-    size, layout = plan.sizes.block_size, layout_for(plan.spec, plan.sizes.groups)
+    size, layout = plan.sizes.block_size, layout_for(plan.spec, plan.sizes)
     token = kv_bytes_per_token(plan.spec)
     token += 0 if plan.draft is None else kv_bytes_per_token(plan.draft)
     if len(layout.groups) == 1:

@@ -16,6 +16,7 @@ from torch import Tensor
 from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.expanded_work import ExpandedWork
 from minfer.kernels.flash import FlashWork
+from minfer.kernels.state_work import StateChunks, StateWork
 
 Ints = NDArray[np.int64]
 
@@ -107,6 +108,7 @@ class Batch:
     # The rows with drafts: a cache may read a row's context once for all of its inputs,
     # or treat each input as a row of its own.
     verified: VerifiedRows | None = None
+    states: StateWork | None = None  # of recurrent layers, if there are any
 
     def splits_of(self, group: int) -> int:
         """Returns the splits of contexts in the layers of a group."""

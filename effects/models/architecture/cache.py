@@ -1,16 +1,31 @@
-"""A model's interface to the cache of its keys and values."""
+"""A model's interface to the cache of its keys and values, and of states."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
+
+from attrs import frozen
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from minfer.effects.models.architecture.batch import Batch
     from minfer.kernels.leaves import HeadWeights, LatentWeights
+    from minfer.kernels.paged_states import PagedUnits
+
+
+@frozen(eq=False)
+class LayerState:
+    """Where the state of one recurrent layer is in the pages of a cache."""
+
+    parts: "Mapping[str, PagedUnits]"  # by the names of its `state_parts`
+
+    def part(self, name: str) -> "PagedUnits":
+        """Returns the units of one part, which the layer has."""
+        return self.parts[name]
 
 
 class PagedCache(Protocol):
-    """Keys and values of all layers in blocks."""
+    """Keys and values of all layers in blocks, and their states."""
 
     def rotate_and_attend(
         self,
@@ -47,5 +62,11 @@ class PagedCache(Protocol):
         `qkv` [tokens, (heads + 2 * kv_heads) * head_dim], which may be written to;
         returns [tokens, heads * head_dim]. `scale` multiplies the scores; None is
         head_dim ** -0.5.
+        """
+        ...
+
+    def state(self, index: int) -> LayerState:
+        """Returns where the state of the recurrent layer `index` is; `Batch.states` has
+        the pages of each row.
         """
         ...

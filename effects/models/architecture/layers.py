@@ -65,6 +65,7 @@ from minfer.effects.models.architecture.rope_scaling import (
     SCALING_BETA,
     parse_ropes,
 )
+from minfer.effects.models.architecture.state_parts import StatePart
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families.expert_keys import SparseLayers
 from minfer.effects.models.families.family import Family
@@ -135,6 +136,11 @@ class Layer:
     def active_parameters(self) -> int:
         """Elements that a token is multiplied with."""
         return self.attention.parameters + self.feed_forward.active_parameters
+
+    @property
+    def state_parts(self) -> tuple[StatePart, ...]:
+        """What it keeps of a sequence besides keys and values of its tokens."""
+        return ()
 
 
 @frozen(eq=False)

@@ -16,16 +16,25 @@ values stand side by side in a token's part of it (`LayerPlace.share`). Gemma 4 
 8,192 numbers of a token in its 50 layers with a window, and 4,096 in the 10 without, two
 of which share a slot: in pages of 5 slots a block takes 10 pages and 1. Layers that read
 the keys of another one have its place.
+
+Recurrent layers keep a state instead, which is a bundle of the same pages; they are the
+last group (state_layout.py).
 """
 
 from collections.abc import Iterable
 from math import ceil
 from typing import Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from minfer.effects.models.architecture.spec import ModelSpec
-from minfer.records.config import CacheGroup
+from minfer.effects.models.layout.shapes import layer_kv_bytes_per_token
+from minfer.effects.models.layout.state_layout import (
+    StateLayout,
+    has_states,
+    state_layout,
+)
+from minfer.records.config import CacheGroup, EngineConfig
 from minfer.values.checks import ConfigError
 
 MAX_SIZE_RATIO: Final = (
@@ -50,11 +59,22 @@ class CacheLayout:
     groups: tuple[CacheGroup, ...]
     layers_a_page: int  # of the largest kind: slots
     places: tuple[LayerPlace, ...]  # of each layer
+    states: StateLayout | None = None  # of recurrent layers, whose group is the last
+
+    @property
+    def block_groups(self) -> tuple[CacheGroup, ...]:
+        """The groups of layers that keep blocks of tokens."""
+        return self.groups if self.states is None else self.groups[:-1]
+
+    @property
+    def state_pages(self) -> int:
+        """The pages of a state; 0: there are no recurrent layers."""
+        return 0 if self.states is None else self.states.pages
 
     @property
     def tables(self) -> int:
-        """Block tables of a row: one for each page of a bundle, over all groups."""
-        return sum(group.pages for group in self.groups)
+        """Block tables of a row: one for each page of a block, over all groups."""
+        return sum(group.pages for group in self.block_groups)
 
     @property
     def padding(self) -> float:
@@ -136,17 +156,47 @@ def _with_sharing(
     return tuple(of_layers)
 
 
-def layout_for(spec: ModelSpec, groups: tuple[CacheGroup, ...]) -> CacheLayout:
+def with_states(layout: CacheLayout, spec: ModelSpec, block_size: int) -> CacheLayout:
+    """Returns a layout with the group of a model's recurrent layers, if it has any.
+    Raises ConfigError if pages are too small for them.
+    """
+    if not has_states(spec):
+        return layout
+    states = state_layout(spec, _number_bytes(spec, layout, block_size), block_size)
+    group = CacheGroup(state=True, pages=states.pages)
+    return evolve(layout, groups=(*layout.groups, group), states=states)
+
+
+def page_bytes(spec: ModelSpec, layout: CacheLayout, block_size: int) -> int:
+    """Returns the bytes of a page of the cache, scales included."""
+    size = layout.layers_a_page * layer_kv_bytes_per_token(spec) * block_size
+    if layout.states is None:
+        return size
+    return size - _number_bytes(spec, layout, block_size) + layout.states.page_bytes
+
+
+def _number_bytes(spec: ModelSpec, layout: CacheLayout, block_size: int) -> int:
+    """Returns the bytes of keys and values in a page, without scales."""
+    scale_bytes = max(kv_format.scale_bytes for kv_format in spec.kv_formats)
+    token_bytes = layer_kv_bytes_per_token(spec) - scale_bytes
+    return layout.layers_a_page * token_bytes * block_size
+
+
+def layout_for(spec: ModelSpec, config: EngineConfig) -> CacheLayout:
     """Returns the layout of a model in an engine with these groups. Raises ConfigError if
     it has none.
     """
+    groups = config.block_groups
     if len(groups) == 1 and groups[0].pages == 1:
-        return one_group(spec)
-    layout = cache_layout(spec)
-    if layout.groups != groups:
+        layout = with_states(one_group(spec), spec, config.block_size)
+        is_same = layout.state_pages == config.state_pages
+    else:
+        layout = with_states(cache_layout(spec), spec, config.block_size)
+        is_same = layout.groups == config.groups
+    if not is_same:
         raise ConfigError(
             f"groups: this model's layers are of {list(layout.groups)}, not of "
-            f"{list(groups)}"
+            f"{list(config.groups)}"
         )
     return layout
 
