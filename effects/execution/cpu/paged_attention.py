@@ -24,7 +24,9 @@ from minfer.effects.execution.cpu.attention_reads import (
 )
 from minfer.effects.execution.cpu.latent_attention import LatentRead
 from minfer.effects.execution.cpu.layer_cache import LayerCache
+from minfer.effects.execution.device.cache_memory import CacheMemory
 from minfer.effects.models.architecture.batch import Batch
+from minfer.effects.models.architecture.cache import LayerState
 from minfer.effects.models.architecture.gqa import (
     GQA,
     padded_values,
@@ -38,7 +40,7 @@ from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import torch_dtype, torch_kv_dtype
 from minfer.effects.models.layout.cache_layout import CacheLayout, one_group
 from minfer.effects.models.layout.shapes import MAX_MASK_NUMBERS
-from minfer.kernels.cache_numbers import INT8, as_bytes
+from minfer.kernels.cache_numbers import as_bytes
 from minfer.kernels.leaves import HeadWeights, LatentWeights
 from minfer.kernels.plain import normalise
 from minfer.records.plan import Copy
@@ -50,14 +52,13 @@ MERGEABLE_DTYPES = (torch.float32, torch.bfloat16)
 
 @frozen(eq=False)
 class KVCache:
-    """Keys and values of all layers in blocks; `layers` are views of `data`."""
+    """Keys and values of all layers in blocks; `layers` are views of `memory`."""
 
     spec: ModelSpec
     layout: CacheLayout
-    # [layers of a page, pages, block_size, *token], a token's shape being `kv_shape` of
-    # the layers
-    data: Tensor
-    scales: Tensor | None  # of INT8: `data` but for the last dimension, float32
+    # Its numbers are [layers of a page, pages, block_size, *token], a token's shape being
+    # `kv_shape` of the layers.
+    memory: CacheMemory
     layers: tuple[LayerCache, ...]
     # [positions, 2, 1, head_dim] float32 by rotation: cosines, sines signed for `rotate`
     ropes: Mapping[Rotation, Tensor]
@@ -169,7 +170,7 @@ class KVCache:
             kinds = dict.fromkeys(
                 layer_kind(place.table, layer.attention) for place, layer in places
             )
-            reads = plan_reads(batch, self.data.shape[2], tuple(kinds))
+            reads = plan_reads(batch, self.memory.numbers.shape[2], tuple(kinds))
             angles = {
                 rotation: table.index_select(0, batch.positions).unbind(1)
                 for rotation, table in self.ropes.items()
@@ -181,13 +182,28 @@ class KVCache:
             self.step[:] = batch, reads, angles, factors
         return self.step
 
+    def state(self, index: int) -> LayerState:
+        """Returns where a layer's state is; see `PagedCache`."""
+        return self.memory.states[index]
+
     @property
-    def page_dim(self) -> int:
-        """The dimension of `data` and `scales` that is pages."""
-        return 1
+    def data(self) -> Tensor:
+        """All of the cache but scales."""
+        return self.memory.data
+
+    def page_views(self) -> list[Tensor]:
+        """Returns views [pages, ...] of all that is stored."""
+        return self.memory.page_views()
 
     def copy(self, copies: Sequence[Copy]) -> None:
-        """Copy positions of blocks, in all layers."""
+        """Copy positions of blocks, in all layers; beside recurrent layers whole pages,
+        which may be of states.
+        """
+        if self.layout.states is not None:
+            for pages in self.page_views():
+                for page_copy in copies:
+                    pages[page_copy.target] = pages[page_copy.source]
+            return
         for data in self._tensors():
             for block_copy in copies:
                 data[:, block_copy.target, : block_copy.count] = data[
@@ -209,9 +225,9 @@ class KVCache:
                 data.index_fill_(1, torch.tensor(full_blocks), 0)
 
     def _tensors(self) -> list[Tensor]:
-        """Returns all that is stored."""
-        scales = [] if self.scales is None else [self.scales]
-        return [as_bytes(self.data), *scales]
+        """Returns all that is stored of tokens."""
+        scales = [] if self.memory.scales is None else [self.memory.scales]
+        return [as_bytes(self.memory.numbers), *scales]
 
 
 def _norm_each_head(by_head: Tensor, gqa: GQA, heads: HeadWeights) -> None:
@@ -267,8 +283,8 @@ def make_cache(
     layers, token = layout.layers_a_page, slot_shape(spec)
     shape = (layers, blocks, block_size, *token)
     cache_dtype = torch_kv_dtype(dtype or spec.kv_dtype)
-    data = _zeros(shape, cache_dtype)
-    scales = _zeros(shape[:-1], torch.float32) if cache_dtype is INT8 else None
+    memory = CacheMemory.allocate(shape, 1, cache_dtype, layout, _zeros)
+    numbers, scales = memory.numbers, memory.scales
     read = cache_dtype if cache_dtype.itemsize > 1 else torch_dtype(spec.dtype)
     length = max_model_len or spec.max_position_embeddings
     if None in spec.windows:
@@ -276,7 +292,7 @@ def make_cache(
     tables = {(rope, dim): rope_table(rope, dim, length) for rope, dim in rotations(spec)}
     layer_caches = [
         LayerCache.of(
-            _stored(data[place.slot], place.share, layer.attention.kv_shape),
+            _stored(numbers[place.slot], place.share, layer.attention.kv_shape),
             read,
             None if scales is None else scales[place.slot],
         )
@@ -290,7 +306,7 @@ def make_cache(
     if any(layer.attention.shares_keys_of is not None for layer in spec.layers):
         shared = {}
     return KVCache(
-        spec, layout, data, scales, tuple(layer_caches), tables, factors, shared=shared
+        spec, layout, memory, tuple(layer_caches), tables, factors, shared=shared
     )
 
 

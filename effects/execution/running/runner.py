@@ -100,7 +100,7 @@ class ModelRunner:
             config.num_blocks,
             config.block_size,
             length,
-            layout_for(spec, config.groups),
+            layout_for(spec, config),
         )
         self.rows = DeviceRows.of(config, length, spec.vocab_size, device)
         specs = [spec, *([] if draft is None else [draft.spec])]

@@ -125,6 +125,8 @@ class BatchRow:
     table: Sequence[int] | Ints
     # The number of last tokens whose logits are needed: 0 inside a prompt, >1 for drafts.
     sample: int = 1
+    # The pages of its state, of a model with recurrent layers: as many for all rows.
+    state: Sequence[int] = ()
 
 
 @frozen(eq=False)
@@ -195,6 +197,32 @@ def make_batch(
         rows=to_device(decode_rows),
         contexts=to_device(starts[decode_rows] + 1),
         chunks=chunks,
+        states=state_work(
+            to_device(np.array([row.state for row in rows])),
+            to_device(decode_rows),
+            to_device(starts[decode_rows]),
+            chunks,
+        )
+        if rows[0].state
+        else None,
+    )
+
+
+def state_work(
+    table: Tensor, rows: Tensor, starts: Tensor, chunks: PrefillChunks | None
+) -> StateWork:
+    """Returns what recurrent layers of a step need: `table` [rows, pages of a state], and
+    of decode rows their rows of it and their positions.
+    """
+    return StateWork(
+        table,
+        rows,
+        starts,
+        None
+        if chunks is None
+        else StateChunks(
+            chunks.rows, chunks.starts, chunks.counts, chunks.offsets, chunks.longest
+        ),
     )
 
 
