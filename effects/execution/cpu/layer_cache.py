@@ -44,10 +44,10 @@ class LayerCache:
 
     def read(self, blocks: Tensor | slice) -> Tensor:
         """Returns some blocks [blocks, a block's elements]."""
-        data = _select_blocks(self.blocks, blocks)
+        data = _select_blocks(self.blocks, blocks).contiguous().flatten(1)
         if self.stored.itemsize > 1:
-            return data.flatten(1)
-        numbers = data.flatten(1).view(self.stored.dtype).view(-1, *self.stored.shape[1:])
+            return data
+        numbers = data.view(self.stored.dtype).view(-1, *self.stored.shape[1:])
         scales = None if self.scales is None else _select_blocks(self.scales, blocks)
         return dequantize(numbers, scales, self.dtype).flatten(1)
 
