@@ -11,7 +11,6 @@ from minfer.effects.models.layout.cache_layout import (
     with_states,
 )
 from minfer.effects.models.layout.shapes import parameter_count
-from minfer.effects.models.layout.state_layout import has_states
 from minfer.effects.models.ranks import RankInfo
 from minfer.effects.setup.device import DeviceInfo
 from minfer.effects.setup.engine_args import EngineArgs
@@ -77,7 +76,7 @@ def _groups(
         speculative is not None and speculative.speculation.drafter == DEVICE
     )
     layout = one_group(spec) if has_draft_model else cache_layout(spec)
-    if has_states(spec):  # pages are those of a rank, as states are
+    if spec.has_states:  # pages are those of a rank, as states are
         spec = spec.for_rank(RankInfo(0, args.parallel))
     return with_states(layout, spec, args.block_size).groups
 

@@ -4,7 +4,7 @@ from attrs import evolve
 
 from minfer.effects.models.architecture.kv_format import AUTO
 from minfer.effects.models.architecture.spec import ModelSpec
-from minfer.effects.models.layout.state_layout import has_states
+from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.speculation_settings import SpeculativeConfig
 from minfer.values.checks import ConfigError
@@ -16,7 +16,7 @@ def with_state_dtype(spec: ModelSpec, name: str) -> ModelSpec:
     """
     if name == AUTO:
         return spec
-    if not has_states(spec):
+    if not spec.has_states:
         raise ConfigError(
             f"state_dtype {name!r} is for recurrent layers, and "
             f"{spec.family.architecture} has none; leave it out"
@@ -27,12 +27,17 @@ def with_state_dtype(spec: ModelSpec, name: str) -> ModelSpec:
 def check_recurrent_layers(
     args: EngineArgs, spec: ModelSpec, speculative: SpeculativeConfig | None
 ) -> None:
-    """Refuse settings that are not supported beside recurrent layers. Raises
-    ConfigError.
+    """Refuse settings that are not supported beside recurrent layers, and models of such
+    layers alone. Raises ConfigError and UnsupportedModelError.
     """
-    if not has_states(spec):
+    if not spec.has_states:
         return
     name = spec.family.architecture
+    if not spec.attentions:
+        raise UnsupportedModelError(
+            f"{name} of recurrent layers alone is not supported: a layer must have "
+            f"attention"
+        )
     if speculative is not None:
         raise ConfigError(
             f"speculative decoding is not supported yet for {name}, as the states of its "
@@ -52,7 +57,7 @@ def check_recurrent_layers(
 
 def check_draft_layers(spec: ModelSpec) -> None:
     """Refuse a draft model with recurrent layers. Raises ConfigError."""
-    if has_states(spec):
+    if spec.has_states:
         raise ConfigError(
             f"speculative_config: a draft model with recurrent layers "
             f"({spec.family.architecture}) is not supported; choose another draft model"

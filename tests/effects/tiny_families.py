@@ -203,6 +203,16 @@ _ERNIE: Final = {
     "head_dim": ...,
     "tie_word_embeddings": False,
 }
+_RECURRENT: Final = ["linear_attention", "full_attention"]
+_DELTA: Final = {
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "initializer_range": 0.2,
+}
+_QWEN3_NEXT: Final = _DELTA | _QWEN2_MOE
 _EVERY: Final[dict[str, Any]] = {
     "plain": {},
     "tied": _TIED,
@@ -373,6 +383,100 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         "normalised": _MOE | _BIAS | {"norm_topk_prob": True},
         "windows": _MOE | _UPPER,
         "dense layers": _MOE | _TIED | {"mlp_only_layers": [0]},
+    },
+    "Qwen3Next": {
+        "plain": _QWEN3_NEXT,
+        "listed": _QWEN3_NEXT
+        | _BIAS
+        | _TIED
+        | {
+            "layer_types": [*_RECURRENT, *_RECURRENT],
+            "linear_conv_kernel_dim": 3,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": False,
+            "rms_norm_eps": 1e-3,
+            "rope_parameters": ROPES["llama3"] | {"partial_rotary_factor": 0.5},
+        },
+        "one key head": _QWEN3_NEXT
+        | {
+            "layer_types": [*_RECURRENT[::-1], *_RECURRENT[::-1]],
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 3,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 8,
+            "decoder_sparse_step": 2,
+            "num_key_value_heads": 1,
+        },
+        "a head for each": _QWEN3_NEXT
+        | {
+            "layer_types": ["full_attention", *["linear_attention"] * 3],
+            "linear_num_value_heads": 2,
+            "head_dim": 32,
+            "rope_parameters": ROPES["yarn"] | {"partial_rotary_factor": 0.25},
+        },
+    },
+    "Qwen3_5": {
+        "plain": _DELTA,
+        "listed": _DELTA
+        | _BIAS
+        | _TIED
+        | {
+            "layer_types": [*_RECURRENT, *_RECURRENT],
+            "linear_conv_kernel_dim": 3,
+            "rms_norm_eps": 1e-3,
+            "rope_parameters": ROPES["llama3"] | {"partial_rotary_factor": 0.5},
+        },
+        "one key head": _DELTA
+        | {
+            "layer_types": [*_RECURRENT[::-1], *_RECURRENT[::-1]],
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 3,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 8,
+            "num_key_value_heads": 1,
+        },
+        "sections": _DELTA
+        | {
+            "layer_types": ["full_attention", *["linear_attention"] * 3],
+            "linear_num_value_heads": 2,
+            "head_dim": 32,
+            "rope_parameters": ROPES["default"]
+            | {
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [3, 3, 2],
+                "mrope_interleaved": True,
+            },
+        },
+    },
+    "Qwen3_5Moe": {
+        "plain": _QWEN3_NEXT,
+        "listed": _QWEN3_NEXT
+        | _BIAS
+        | _TIED
+        | {
+            "layer_types": [*_RECURRENT, *_RECURRENT],
+            "linear_conv_kernel_dim": 3,
+            "rms_norm_eps": 1e-3,
+            "rope_parameters": ROPES["linear"] | {"partial_rotary_factor": 0.5},
+        },
+        "one key head": _QWEN3_NEXT
+        | {
+            "layer_types": [*_RECURRENT[::-1], *_RECURRENT[::-1]],
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 3,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 8,
+            "num_key_value_heads": 1,
+            "num_experts_per_tok": 1,
+        },
+        "sections": _QWEN3_NEXT
+        | {
+            "layer_types": ["full_attention", *["linear_attention"] * 3],
+            "linear_num_value_heads": 2,
+            "head_dim": 32,
+            "rope_parameters": ROPES["yarn"]
+            | {"partial_rotary_factor": 0.25, "mrope_section": [1, 2, 1]},
+        },
     },
     "Glm4Moe": {
         "experts": _ROUTED,
@@ -750,6 +854,9 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         },
     },
 }
+# Families whose factors of norms are less 1, but for those of these names.
+OFFSET_NORMS: Final = ("Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
+OWN_NORMS: Final = ("linear_attn.norm.weight",)
 # transformers' own classes over minfer's paged attention
 OUTSIDE: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
     "GPTNeoX": {
@@ -777,8 +884,7 @@ def save(folder: str, family: str, config: Mapping[str, Any]) -> Any:
     torch.manual_seed(0)
     config_of_family = class_of(family)(**deepcopy(config))
     model = getattr(transformers, f"{family}ForCausalLM")(config_of_family).eval()
-    # Gemma's factors are less 1.
-    randomise(model, norms_near_one=family not in ("Gemma2", "Gemma3"))
+    randomise(model, norms_near_one=family not in OFFSET_NORMS)
     model.save_pretrained(folder)
     return model
 
@@ -787,14 +893,15 @@ def randomise(model: Any, *, norms_near_one: bool) -> None:
     """Change what is made as zeros and ones, which would hide mistakes."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         factors = "layer_scalar", "router.scale", "per_expert_scale"
-        near_one = (norms_near_one and "norm" in name) or name.endswith(factors)
+        is_factor = name.endswith((*factors, *OWN_NORMS))
+        near_one = (norms_near_one and "norm" in name) or is_factor
         if near_one or any(kind in name for kind in ("bias", "norm", "sinks")):
             torch.nn.init.normal_(tensor, float(near_one), 0.3)
 
 
 def class_of(family: str) -> Any:
     """The config class of a family."""
-    with_text = ("Gemma3", "Gemma4", "Llama4")
+    with_text = ("Gemma3", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe")
     name = f"{family}Text" if family in with_text else family
     return getattr(transformers, f"{name}Config")
 

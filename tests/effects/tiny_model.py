@@ -67,22 +67,26 @@ def gqa_of(spec: ModelSpec) -> GQA:
 
 def width_of(spec: ModelSpec) -> int:
     """The width of its first feed-forward."""
-    return spec.layers[0].feed_forward.intermediate_size
+    return spec.feed_forwards[0].intermediate_size
 
 
 def with_attention(spec: ModelSpec, **changes: Any) -> ModelSpec:
-    """The spec with other attention, in all layers."""
+    """The spec with other attention, in all layers that have one."""
     layers = (
-        evolve(layer, attention=evolve(layer.attention, **changes))
+        layer
+        if layer.attention is None
+        else evolve(layer, attention=evolve(layer.attention, **changes))
         for layer in spec.layers
     )
     return evolve(spec, layers=tuple(layers))
 
 
 def with_feed_forward(spec: ModelSpec, **changes: Any) -> ModelSpec:
-    """The spec with another feed-forward, in all layers."""
+    """The spec with another feed-forward, in all layers that have one."""
     layers = (
-        evolve(layer, feed_forward=evolve(layer.feed_forward, **changes))
+        layer
+        if layer.feed_forward is None
+        else evolve(layer, feed_forward=evolve(layer.feed_forward, **changes))
         for layer in spec.layers
     )
     return evolve(spec, layers=tuple(layers))

@@ -22,7 +22,7 @@ from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.execution.warming.start_progress import ignore_progress
 from minfer.effects.live.llm import LLM
 from minfer.effects.models.layout.shapes import kv_bytes_per_token
-from minfer.effects.models.layout.state_layout import has_states, state_bytes
+from minfer.effects.models.layout.state_layout import state_bytes
 from minfer.effects.text.outputs import RequestOutput
 from minfer.kernels.leaves import INT8_TABLE
 from minfer.records.request import SamplingParams
@@ -79,7 +79,7 @@ def _result(
         dtype=spec.dtype,
         matrices="plain" if spec.quantization is None else spec.quantization.text,
         kv_dtype=spec.kv_dtype,
-        state_dtype=spec.state_dtype if has_states(spec) else None,
+        state_dtype=spec.state_dtype if spec.has_states else None,
         memory=memory,
         quality=quality,
         speeds=speeds,

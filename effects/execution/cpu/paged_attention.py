@@ -6,7 +6,7 @@ as several queries of that head, so keys are never repeated (grouped-query atten
 Ainslie et al. 2023).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -24,9 +24,8 @@ from minfer.effects.execution.cpu.attention_reads import (
 )
 from minfer.effects.execution.cpu.latent_attention import LatentRead
 from minfer.effects.execution.cpu.layer_cache import LayerCache
-from minfer.effects.execution.device.cache_memory import CacheMemory
+from minfer.effects.execution.device.cache_memory import CacheMemory, PagedState
 from minfer.effects.models.architecture.batch import Batch
-from minfer.effects.models.architecture.cache import LayerState
 from minfer.effects.models.architecture.gqa import (
     GQA,
     padded_values,
@@ -38,7 +37,11 @@ from minfer.effects.models.architecture.query_scale import QueryScale
 from minfer.effects.models.architecture.rope_scaling import Rope, inverse_frequencies
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import torch_dtype, torch_kv_dtype
-from minfer.effects.models.layout.cache_layout import CacheLayout, one_group
+from minfer.effects.models.layout.cache_layout import (
+    CacheLayout,
+    LayerPlace,
+    one_group,
+)
 from minfer.effects.models.layout.shapes import MAX_MASK_NUMBERS
 from minfer.kernels.cache_numbers import as_bytes
 from minfer.kernels.leaves import HeadWeights, LatentWeights
@@ -59,7 +62,7 @@ class KVCache:
     # Its numbers are [layers of a page, pages, block_size, *token], a token's shape being
     # `kv_shape` of the layers.
     memory: CacheMemory
-    layers: tuple[LayerCache, ...]
+    layers: Mapping[int, LayerCache]  # of those with attention, by their indices
     # [positions, 2, 1, head_dim] float32 by rotation: cosines, sines signed for `rotate`
     ropes: Mapping[Rotation, Tensor]
     query_scales: Mapping[QueryScale, Tensor]  # [positions, 1, 1] float32
@@ -102,7 +105,7 @@ class KVCache:
             latents_of(self.spec, index),
             self._prepared(batch),
         )
-        table = self.layout.places[index].table
+        table = self.layout.place(index).table
         compressed, by_head = latent[:, : mla.rank], query.view(len(query), mla.heads, -1)
         normalise(compressed, weights.norm, out=compressed)
         for rotated in (latent[:, None, mla.rank :], by_head[..., mla.plain_dim :]):
@@ -137,7 +140,7 @@ class KVCache:
     def _attend(self, batch: Batch, index: int, qkv: Tensor, heads: "Heads") -> Tensor:
         """Write keys and values, and attend, in the dtype that the cache reads."""
         gqa = heads.gqa
-        table, cache = self.layout.places[index].table, self.layers[index]
+        table, cache = self.layout.place(index).table, self.layers[index]
         reads = self._prepared(batch)[1][layer_kind(table, gqa)]
         qkv = qkv.view(qkv.shape[0], -1, gqa.head_dim)
         queries, new = qkv[:, : gqa.heads], qkv[:, gqa.heads :]
@@ -166,9 +169,9 @@ class KVCache:
 
     def _prepared(self, batch: Batch) -> list[Any]:
         if not self.step or self.step[0] is not batch:
-            places = zip(self.layout.places, self.spec.layers, strict=True)
             kinds = dict.fromkeys(
-                layer_kind(place.table, layer.attention) for place, layer in places
+                layer_kind(place.table, attention)
+                for _, place, attention in placed(self.spec, self.layout)
             )
             reads = plan_reads(batch, self.memory.numbers.shape[2], tuple(kinds))
             angles = {
@@ -182,7 +185,7 @@ class KVCache:
             self.step[:] = batch, reads, angles, factors
         return self.step
 
-    def state(self, index: int) -> LayerState:
+    def state(self, index: int) -> PagedState:
         """Returns where a layer's state is; see `PagedCache`."""
         return self.memory.states[index]
 
@@ -290,24 +293,31 @@ def make_cache(
     if None in spec.windows:
         length = min(length, blocks * block_size)
     tables = {(rope, dim): rope_table(rope, dim, length) for rope, dim in rotations(spec)}
-    layer_caches = [
-        LayerCache.of(
-            _stored(numbers[place.slot], place.share, layer.attention.kv_shape),
+    layer_caches = {
+        index: LayerCache.of(
+            _stored(numbers[place.slot], place.share, attention.kv_shape),
             read,
             None if scales is None else scales[place.slot],
         )
-        for place, layer in zip(layout.places, spec.layers, strict=True)
-    ]
+        for index, place, attention in placed(spec, layout)
+    }
     factors = {
         query_scale: query_scale.table(length)[:, None, None]
         for query_scale in query_scales(spec)
     }
     shared: dict[int, Tensor] | None = None
-    if any(layer.attention.shares_keys_of is not None for layer in spec.layers):
+    if any(layer.shares_keys_of is not None for layer in spec.layers):
         shared = {}
-    return KVCache(
-        spec, layout, memory, tuple(layer_caches), tables, factors, shared=shared
-    )
+    return KVCache(spec, layout, memory, layer_caches, tables, factors, shared=shared)
+
+
+def placed(
+    spec: ModelSpec, layout: CacheLayout
+) -> Iterator[tuple[int, LayerPlace, Attention]]:
+    """Yields the index, the place and the attention of each layer that has one."""
+    for index, layer in enumerate(spec.layers):
+        if layer.attention is not None:
+            yield index, layout.place(index), layer.attention
 
 
 def slot_shape(spec: ModelSpec) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from minfer.effects.execution.cpu.paged_attention import (
     Rotation,
     heads_of,
     latents_of,
+    placed,
     query_scales,
     rope_table,
     rotations,
@@ -27,9 +28,8 @@ from minfer.effects.execution.cuda.step_segments import (
     decode_segments,
     prefill_segments,
 )
-from minfer.effects.execution.device.cache_memory import CacheMemory
+from minfer.effects.execution.device.cache_memory import CacheMemory, PagedState
 from minfer.effects.models.architecture.batch import Batch
-from minfer.effects.models.architecture.cache import LayerState
 from minfer.effects.models.architecture.gqa import (
     GQA,
     padded_values,
@@ -92,9 +92,10 @@ class CudaCache:
     # keys and values; or, of latents, [layers of a page, 1, all pages, block_size,
     # latent_dim].
     memory: CacheMemory
-    layers: tuple[tuple[Tensor, ...], ...]  # of each [all pages, block_size, ...]
-    layer_scales: tuple[CacheScales | None, ...]  # of each
-    groups: tuple[int, ...]  # of each layer, as in `ModelSpec.groups`
+    # Of each layer with attention, by its index: [all pages, block_size, ...]
+    layers: Mapping[int, tuple[Tensor, ...]]
+    layer_scales: Mapping[int, CacheScales]  # likewise, if there are any
+    groups: Mapping[int, int]  # likewise, as in `ModelSpec.groups`
     # [positions, head_dim] float32 by rotation: cosines, then sines
     ropes: Mapping[Rotation, Tensor]
     query_scales: Mapping[QueryScale, Tensor]  # [positions] float32
@@ -125,16 +126,13 @@ class CudaCache:
             (rope, dim): _angles(rope, dim, length).to(device)
             for rope, dim in rotations(spec)
         }
-        slots = [place.slot for place in layout.places]
-        layers = tuple(
-            _stored(numbers[place.slot], place.share, layer.attention)
-            for place, layer in zip(layout.places, spec.layers, strict=True)
-        )
-        of_layers = tuple(
-            None if scales is None else CacheScales(*scales[slot]) for slot in slots
-        )
+        layers, of_layers, groups = {}, {}, {}
         kinds = [group.attention for group in spec.groups]
-        groups = tuple(kinds.index(layer.attention) for layer in spec.layers)
+        for index, place, attention in placed(spec, layout):
+            layers[index] = _stored(numbers[place.slot], place.share, attention)
+            groups[index] = kinds.index(attention)
+            if scales is not None:
+                of_layers[index] = CacheScales(*scales[place.slot])
         factors = {
             query_scale: query_scale.table(length + 1).to(device)
             for query_scale in query_scales(spec)
@@ -155,14 +153,14 @@ class CudaCache:
             qkv,
             self.ropes[gqa.rope, gqa.rotated],
             batch.positions,
-            batch.slots[self.layout.places[index].table],
+            batch.slots[self.layout.place(index).table],
             keys,
             values,
             gqa.heads,
             gqa.new_kv_heads,
             heads.q_norm,
             heads.q_norm if heads.k_norm is None else heads.k_norm,
-            self.layer_scales[index],
+            self.layer_scales.get(index),
             heads.v_norm,
             norms_last=heads.norms_after_rope,
             query_scales=self._query_scales(gqa),
@@ -181,7 +179,7 @@ class CudaCache:
     ) -> Tensor:
         """Norm and rotate, write latents, and attend; see `PagedCache`."""
         mla, [cache] = latents_of(self.spec, index), self.layers[index]
-        table = self.layout.places[index].table
+        table = self.layout.place(index).table
         rope = self.ropes[mla.rope, mla.rotated]
         splits = batch.splits_of(self.groups[index])
         factors = self._query_scales(mla)
@@ -197,8 +195,8 @@ class CudaCache:
             qkv = qkv.to(self.memory.numbers.dtype)
         heads = qkv.view(len(qkv), -1, gqa.head_dim)
         new_keys_values = heads[:, gqa.heads :].chunk(2, 1)
-        slots = batch.slots[self.layout.places[index].table]
-        scales = self.layer_scales[index] or (None, None)
+        slots = batch.slots[self.layout.place(index).table]
+        scales = self.layer_scales.get(index) or (None, None)
         for cache, number_scales, new in zip(
             self.layers[index], scales, new_keys_values, strict=True
         ):
@@ -217,7 +215,7 @@ class CudaCache:
         cache.
         """
         gqa, group = heads_of(self.spec, index), self.groups[index]
-        place, cached = self.layout.places[index], self._pages(batch, index)
+        place, cached = self.layout.place(index), self._pages(batch, index)
         q = qkv.view(len(qkv), -1, gqa.head_dim)[:, : gqa.heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         segments = [
@@ -277,8 +275,8 @@ class CudaCache:
     def _pages(self, batch: Batch, index: int) -> _Pages:
         """Returns a layer's cache."""
         keys, values = self.layers[index]
-        table = batch.table[self.layout.places[index].table]
-        return _Pages(keys, values, table, self.layer_scales[index])
+        table = batch.table[self.layout.place(index).table]
+        return _Pages(keys, values, table, self.layer_scales.get(index))
 
     def _dequantized(self, work: DequantizedWork, cached: _Pages, gqa: GQA) -> _Pages:
         """Returns the contexts of the step's chunks in the model's dtype."""
@@ -294,7 +292,7 @@ class CudaCache:
         )
         return _Pages(keys, values, work.table, None)
 
-    def state(self, index: int) -> LayerState:
+    def state(self, index: int) -> PagedState:
         """Returns where a layer's state is; see `PagedCache`."""
         return self.memory.states[index]
 

@@ -6,14 +6,13 @@ recurrent layers, in whole pages, so beside such layers each page is in one piec
 memory is [pages, page_bytes], and a slot is a view of it, whose pages are farther apart.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from minfer.effects.models.architecture.cache import LayerState
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.layout.cache_layout import CacheLayout
 from minfer.effects.models.layout.state_layout import PlacedPart, StateLayout
@@ -34,7 +33,7 @@ class CacheMemory:
     numbers: Tensor
     scales: Tensor | None  # of INT8: as `numbers` but for the last dimension, float32
     slot_page_dim: int  # the dimension of `numbers` and `scales` that is pages
-    states: tuple[LayerState, ...] = ()  # of each layer, if any is recurrent
+    states: tuple["PagedState", ...] = ()  # of each layer, if any is recurrent
 
     @classmethod
     def allocate(
@@ -68,10 +67,21 @@ class CacheMemory:
         return views
 
 
-def _layer_states(data: Tensor, states: StateLayout) -> tuple[LayerState, ...]:
+@frozen(eq=False)
+class PagedState:
+    """Where the state of one layer is in the pages of a cache."""
+
+    parts: Mapping[str, PagedUnits]  # by the names of its `state_parts`
+
+    def part(self, name: str) -> PagedUnits:
+        """Returns the units of one part, which the layer has."""
+        return self.parts[name]
+
+
+def _layer_states(data: Tensor, states: StateLayout) -> tuple[PagedState, ...]:
     """Returns the states of all layers in memory [pages, page_bytes]."""
     return tuple(
-        LayerState({placed.part.name: _units(data, placed) for placed in parts})
+        PagedState({placed.part.name: _units(data, placed) for placed in parts})
         for parts in states.layers
     )
 

@@ -19,7 +19,7 @@ from minfer.effects.models.architecture.batch import (
     Batch,
     PrefillChunks,
     VerifiedRows,
-    state_work,
+    state_chunks,
 )
 from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.expanded_work import ExpandedWork
@@ -125,7 +125,8 @@ class BatchBuilder:
             return None
         decode_rows = step.decode_rows
         starts = decode_inputs.positions[: len(decode_rows)]
-        return state_work(self.rows.state_table, decode_rows, starts, chunks)
+        state_work_chunks = None if chunks is None else state_chunks(chunks)
+        return StateWork(self.rows.state_table, decode_rows, starts, state_work_chunks)
 
     def _real_inputs(self, decode_inputs: StepInputs) -> Tensor | None:
         """Returns which inputs are not padding, if there are experts."""

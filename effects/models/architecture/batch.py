@@ -108,7 +108,8 @@ class Batch:
     # The rows with drafts: a cache may read a row's context once for all of its inputs,
     # or treat each input as a row of its own.
     verified: VerifiedRows | None = None
-    states: StateWork | None = None  # of recurrent layers, if there are any
+    # What recurrent layers move on; None: there are none
+    states: StateWork | None = None
 
     def splits_of(self, group: int) -> int:
         """Returns the splits of contexts in the layers of a group."""
@@ -125,7 +126,7 @@ class BatchRow:
     table: Sequence[int] | Ints
     # The number of last tokens whose logits are needed: 0 inside a prompt, >1 for drafts.
     sample: int = 1
-    # The pages of its state, of a model with recurrent layers: as many for all rows.
+    # The page ids of the sequence's state, of a model with recurrent layers.
     state: Sequence[int] = ()
 
 
@@ -188,6 +189,14 @@ def make_batch(
             offsets=to_device(packing.offsets[chunk_rows]),
             longest=int(packing.counts.max()),
         )
+    states = None
+    if rows[0].state:
+        states = StateWork(
+            table=to_device(np.array([row.state for row in rows])),
+            rows=to_device(decode_rows),
+            starts=to_device(starts[decode_rows]),
+            chunks=None if chunks is None else state_chunks(chunks),
+        )
     return Batch(
         tokens=to_device(np.concatenate([np.asarray(rows[i].tokens) for i in order])),
         positions=to_device(positions),
@@ -197,32 +206,18 @@ def make_batch(
         rows=to_device(decode_rows),
         contexts=to_device(starts[decode_rows] + 1),
         chunks=chunks,
-        states=state_work(
-            to_device(np.array([row.state for row in rows])),
-            to_device(decode_rows),
-            to_device(starts[decode_rows]),
-            chunks,
-        )
-        if rows[0].state
-        else None,
+        states=states,
     )
 
 
-def state_work(
-    table: Tensor, rows: Tensor, starts: Tensor, chunks: PrefillChunks | None
-) -> StateWork:
-    """Returns what recurrent layers of a step need: `table` [rows, pages of a state], and
-    of decode rows their rows of it and their positions.
-    """
-    return StateWork(
-        table,
-        rows,
-        starts,
-        None
-        if chunks is None
-        else StateChunks(
-            chunks.rows, chunks.starts, chunks.counts, chunks.offsets, chunks.longest
-        ),
+def state_chunks(chunks: PrefillChunks) -> StateChunks:
+    """Returns chunks as recurrent layers get them."""
+    return StateChunks(
+        rows=chunks.rows,
+        starts=chunks.starts,
+        counts=chunks.counts,
+        offsets=chunks.offsets,
+        longest=chunks.longest,
     )
 
 

@@ -1,9 +1,6 @@
-"""A model's interface to the cache of its keys and values, and of states."""
+"""A model's interface to the cache of its keys and values, and of its states."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
-
-from attrs import frozen
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,19 +10,20 @@ if TYPE_CHECKING:
     from minfer.kernels.paged_states import PagedUnits
 
 
-@frozen(eq=False)
-class LayerState:
-    """Where the state of one recurrent layer is in the pages of a cache."""
-
-    parts: "Mapping[str, PagedUnits]"  # by the names of its `state_parts`
+class LayerState(Protocol):
+    """Where a recurrent layer keeps the states of sequences."""
 
     def part(self, name: str) -> "PagedUnits":
-        """Returns the units of one part, which the layer has."""
-        return self.parts[name]
+        """Returns where one of the layer's `state_parts` lies."""
+        ...
 
 
 class PagedCache(Protocol):
-    """Keys and values of all layers in blocks, and their states."""
+    """Keys and values of all layers in blocks, and states of recurrent ones."""
+
+    def state(self, index: int) -> LayerState:
+        """Returns where the layer `index`, a recurrent one, keeps states."""
+        ...
 
     def rotate_and_attend(
         self,
@@ -62,11 +60,5 @@ class PagedCache(Protocol):
         `qkv` [tokens, (heads + 2 * kv_heads) * head_dim], which may be written to;
         returns [tokens, heads * head_dim]. `scale` multiplies the scores; None is
         head_dim ** -0.5.
-        """
-        ...
-
-    def state(self, index: int) -> LayerState:
-        """Returns where the state of the recurrent layer `index` is; `Batch.states` has
-        the pages of each row.
         """
         ...

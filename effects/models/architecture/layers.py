@@ -1,12 +1,18 @@
-"""A decoder layer as a value: an attention and a feed-forward, each of one of the types.
+"""A decoder layer as a value: an attention, a recurrent sublayer and a feed-forward, each
+of one of the types, or absent.
 
 Each type is a file of its own, with its sizes (read from a config, without torch), its
 weights, made of leaves, and its step, a function over them, which adds to the residual
 stream. This file lists the types: another one is one more member of a union, and one more
-case of each function below.
+case of each function below; recurrent.py lists those of recurrent sublayers.
+
+Most layers have an attention or a recurrent sublayer, then a feed-forward. Some have only
+one of the three (Nemotron-H); some have an attention beside a recurrent sublayer, which
+read the same normalised rows (Falcon-H1).
 """
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve, fields, frozen, has
@@ -27,6 +33,7 @@ from minfer.effects.models.architecture.gqa_weights import (
     empty_gqa,
     gqa_parts,
 )
+from minfer.effects.models.architecture.hybrid_layers import read_layer_kinds
 from minfer.effects.models.architecture.layer_heads import with_layer_heads
 from minfer.effects.models.architecture.layer_inputs import (
     LayerInput,
@@ -58,8 +65,20 @@ from minfer.effects.models.architecture.moe import (
     moe_parts,
     read_moe,
 )
-from minfer.effects.models.architecture.products import in_kernel_layout, normalise
+from minfer.effects.models.architecture.products import (
+    add_product,
+    in_kernel_layout,
+    normalise,
+)
 from minfer.effects.models.architecture.quantization import PLAIN_FORM, CheckpointForm
+from minfer.effects.models.architecture.recurrent import (
+    Recurrent,
+    RecurrentWeights,
+    empty_recurrent,
+    mix_with_state,
+    read_recurrent,
+    recurrent_parts,
+)
 from minfer.effects.models.architecture.rope_scaling import (
     FULL,
     SCALING_BETA,
@@ -80,6 +99,7 @@ Attention = GQA | MLA
 SCALAR: Final = "layer_scalar"  # in a layer of a checkpoint
 
 FeedForward = Dense | MoE
+Sublayer = Attention | Recurrent | FeedForward
 AttentionWeights = GQAWeights | MLAWeights
 FeedForwardWeights = DenseWeights | MoEWeights
 
@@ -88,27 +108,49 @@ FeedForwardWeights = DenseWeights | MoEWeights
 class Layer:
     """Sizes of one decoder layer."""
 
-    attention: Attention
-    feed_forward: FeedForward
+    attention: Attention | None
+    feed_forward: FeedForward | None
     # Both read the same residual stream, and their results are added to it together
     # (Wang and Komatsuzaki 2021). Without a norm of its own, the feed-forward reads what
     # attention reads.
     parallel: bool = False
     inputs: LayerInput | None = None  # what it does with an input of its own
     scalar: bool = False  # the residual stream is multiplied with a number at its end
+    # Beside an attention, it reads the rows that attention reads, normalised by its norm.
+    recurrent: Recurrent | None = None
 
     def for_rank(self, rank_info: RankInfo) -> "Layer":
         """Returns the sizes of one rank's part. Raises `UnsupportedModelError`."""
+        attention, recurrent, feed = self.attention, self.recurrent, self.feed_forward
         return evolve(
             self,
-            attention=self.attention.for_rank(rank_info),
-            feed_forward=self.feed_forward.for_rank(rank_info),
+            attention=None if attention is None else attention.for_rank(rank_info),
+            recurrent=None if recurrent is None else recurrent.for_rank(rank_info),
+            feed_forward=None if feed is None else feed.for_rank(rank_info),
         )
+
+    @property
+    def sublayers(self) -> tuple[Sublayer, ...]:
+        """Those that it has, in their order."""
+        every = self.attention, self.recurrent, self.feed_forward
+        return tuple(sublayer for sublayer in every if sublayer is not None)
+
+    @property
+    def state_parts(self) -> tuple[StatePart, ...]:
+        """What it keeps of a sequence, whatever its length."""
+        return () if self.recurrent is None else self.recurrent.state_parts
+
+    @property
+    def shares_keys_of(self) -> int | None:
+        """The layer before it whose keys and values it reads instead of its own."""
+        return None if self.attention is None else self.attention.shares_keys_of
 
     def with_long_factors(self, *, is_long: bool) -> "Layer":
         """Returns the layer with the long factors of longrope, or the short ones."""
         attention = self.attention
-        if attention.rope is None or attention.rope.kind != "longrope":
+        if attention is None or attention.rope is None:
+            return self
+        if attention.rope.kind != "longrope":
             return self
         rope = evolve(attention.rope, is_long=is_long)
         return evolve(self, attention=evolve(attention, rope=rope))
@@ -116,41 +158,40 @@ class Layer:
     @property
     def matrices(self) -> tuple[LinearSizes, ...]:
         """The sizes of all matrices."""
-        matrices = self.attention.matrices + self.feed_forward.matrices
-        return matrices if self.inputs is None else matrices + self.inputs.matrices
+        inputs = () if self.inputs is None else self.inputs.matrices
+        of_sublayers = (sublayer.matrices for sublayer in self.sublayers)
+        return (*chain.from_iterable(of_sublayers), *inputs)
 
     @property
     def parameters(self) -> int:
         """Elements of all weights."""
         others = self.scalar + (0 if self.inputs is None else self.inputs.parameters)
-        return self.attention.parameters + self.feed_forward.parameters + others
+        return sum(sublayer.parameters for sublayer in self.sublayers) + others
 
     @property
     def float32_elements(self) -> int:
         """Elements of weights that are in float32 whatever the activations' dtype."""
         inputs = 0 if self.inputs is None else self.inputs.float32_elements
-        sublayers = self.attention, self.feed_forward
-        return inputs + sum(sublayer.float32_elements for sublayer in sublayers)
+        return inputs + sum(sublayer.float32_elements for sublayer in self.sublayers)
 
     @property
     def active_parameters(self) -> int:
         """Elements that a token is multiplied with."""
-        return self.attention.parameters + self.feed_forward.active_parameters
-
-    @property
-    def state_parts(self) -> tuple[StatePart, ...]:
-        """What it keeps of a sequence besides keys and values of its tokens."""
-        return ()
+        mixers = (self.attention, self.recurrent)
+        mixed = sum(mixer.parameters for mixer in mixers if mixer is not None)
+        feed = self.feed_forward
+        return mixed + (0 if feed is None else feed.active_parameters)
 
 
 @frozen(eq=False)
 class LayerWeights:
     """The weights of one decoder layer."""
 
-    attention: AttentionWeights
-    feed_forward: FeedForwardWeights
+    attention: AttentionWeights | None
+    feed_forward: FeedForwardWeights | None
     inputs: LayerInputWeights | None = None
     scalar: "Tensor | None" = None  # [1]
+    recurrent: RecurrentWeights | None = None
 
 
 @frozen
@@ -164,10 +205,13 @@ class LayerGroup:
 
 
 def layer_groups(layers: tuple[Layer, ...]) -> tuple[LayerGroup, ...]:
-    """Returns the layers by their cache needs, in the order of their first members."""
+    """Returns the layers with an attention by their cache needs, in the order of their
+    first members.
+    """
     members: dict[Attention, list[int]] = {}
     for index, layer in enumerate(layers):
-        members.setdefault(layer.attention, []).append(index)
+        if layer.attention is not None:
+            members.setdefault(layer.attention, []).append(index)
     return tuple(
         LayerGroup(attention, tuple(indices)) for attention, indices in members.items()
     )
@@ -205,7 +249,7 @@ def read_layers(
     if family.extras.shared_wide and reader.flag(family.extras.shared_wide):
         feed_forwards = _with_shared_wide(feed_forwards, attentions)
     inputs = _read_layer_input(reader, family, norms)
-    layers = (
+    layers = tuple(
         Layer(
             attentions[index],
             feed_forward,
@@ -215,7 +259,25 @@ def read_layers(
         )
         for index, feed_forward in enumerate(feed_forwards)
     )
-    return tuple(layers), context
+    return _with_recurrent(reader, family, attention_norms, layers), context
+
+
+def _with_recurrent(
+    reader: ConfigReader, family: Family, norms: NormRule, layers: tuple[Layer, ...]
+) -> tuple[Layer, ...]:
+    """Returns layers of which some have a recurrent sublayer, if those of the family
+    do.
+    """
+    if family.recurrent is None or family.hybrid is None:
+        return layers
+    recurrent = read_recurrent(reader, family.recurrent, norms)
+    kinds = read_layer_kinds(reader, family, family.hybrid, len(layers))
+    return tuple(
+        layer
+        if kind == "attention"
+        else evolve(layer, attention=None, recurrent=recurrent)
+        for layer, kind in zip(layers, kinds, strict=True)
+    )
 
 
 def _with_shared_wide(
@@ -324,8 +386,8 @@ def _dense_types(reader: ConfigReader, key: str, num_layers: int) -> set[int]:
 
 def empty_layer(layer: Layer, make: WeightMaker) -> LayerWeights:
     """Returns uninitialised weights of a layer."""
-    attention: AttentionWeights
-    feed_forward: FeedForwardWeights
+    attention: AttentionWeights | None = None
+    feed_forward: FeedForwardWeights | None = None
     match layer.attention:
         case GQA() as gqa:
             attention = empty_gqa(gqa, make)
@@ -336,11 +398,13 @@ def empty_layer(layer: Layer, make: WeightMaker) -> LayerWeights:
             feed_forward = empty_dense(dense, make)
         case MoE() as moe:
             feed_forward = empty_moe(moe, make)
+    recurrent, inputs = layer.recurrent, layer.inputs
     return LayerWeights(
         attention,
         feed_forward,
-        None if layer.inputs is None else empty_layer_input(layer.inputs, make),
+        None if inputs is None else empty_layer_input(inputs, make),
         make.vector(1) if layer.scalar else None,
+        None if recurrent is None else empty_recurrent(recurrent, make),
     )
 
 
@@ -353,12 +417,13 @@ def layer_parts(
             yield from gqa_parts(gqa, gqa_weights, form)
         case MLA() as mla, MLAWeights() as mla_weights:
             yield from mla_parts(mla, mla_weights, form)
+    if layer.recurrent is not None and weights.recurrent is not None:
+        yield from recurrent_parts(layer.recurrent, weights.recurrent, form)
     match layer.feed_forward, weights.feed_forward:
         case Dense() as dense, DenseWeights() as dense_weights:
             yield from dense_parts(dense, dense_weights, form)
         case MoE() as moe, MoEWeights() as moe_weights:
             yield from moe_parts(moe, moe_weights, form)
-
     if layer.inputs is not None and weights.inputs is not None:
         yield from layer_input_parts(layer.inputs, weights.inputs, form)
     if weights.scalar is not None:
@@ -390,11 +455,11 @@ def _finished(node: Any, dtype: str) -> Any:
 
 @frozen(eq=False)
 class BranchInputs:
-    """Normalised rows [tokens, hidden] that the sublayers of a parallel layer read. None:
-    each reads the residual stream as it is then, and normalises it.
+    """Normalised rows [tokens, hidden] that sublayers read which read the same stream.
+    None: each reads the residual stream as it is then, and normalises it.
     """
 
-    attention: "Tensor | None" = None
+    attention: "Tensor | None" = None  # and what is recurrent beside it
     feed_forward: "Tensor | None" = None
 
     def select(self, keep: "Tensor") -> "BranchInputs":
@@ -409,14 +474,19 @@ SEQUENTIAL: Final = BranchInputs()
 
 def branch_inputs(layer: Layer, weights: LayerWeights, hidden: "Tensor") -> BranchInputs:
     """Returns what the sublayers of a layer read, if they read the same stream."""
-    before = weights.attention.norm
-    if not layer.parallel or before is None:
+    attention, feed_forward = weights.attention, weights.feed_forward
+    if attention is None or attention.norm is None:
         return SEQUENTIAL
-    x, own = normalise(hidden, before), weights.feed_forward.norm
-    return BranchInputs(x, x if own is None else normalise(hidden, own))
+    if layer.parallel and feed_forward is not None:
+        x, own = normalise(hidden, attention.norm), feed_forward.norm
+        return BranchInputs(x, x if own is None else normalise(hidden, own))
+    if layer.recurrent is not None:
+        return BranchInputs(normalise(hidden, attention.norm))
+    return SEQUENTIAL
 
 
-def attend(
+def mix_tokens(
+    layer: Layer,
     weights: LayerWeights,
     hidden: "Tensor",
     index: int,
@@ -424,14 +494,26 @@ def attend(
     keep: "Tensor | None" = None,
     x: "Tensor | None" = None,
 ) -> "Tensor":
-    """Returns the residual stream [tokens, hidden] with the attention of layer `index`
-    added: of the tokens `keep` alone, or of all. `x`: as in `BranchInputs`.
+    """Returns the residual stream [tokens, hidden] with the attention and the recurrent
+    sublayer of layer `index` added, those that it has: of the tokens `keep` alone, or of
+    all. `x`: as in `BranchInputs`.
     """
+    sizes, recurrent, mixed = layer.recurrent, weights.recurrent, None
+    if sizes is not None and recurrent is not None:
+        rows, norm = (hidden, recurrent.norm) if x is None else (x, None)
+        mixed = mix_with_state(sizes, recurrent, rows, norm, index, step)
     match weights.attention:
         case GQAWeights() as gqa_weights:
-            return attend_gqa(gqa_weights, hidden, index, step, keep, x)
+            hidden = attend_gqa(gqa_weights, hidden, index, step, keep, x)
         case MLAWeights() as mla_weights:
-            return attend_mla(mla_weights, hidden, index, step, keep, x)
+            hidden = attend_mla(mla_weights, hidden, index, step, keep, x)
+        case None if keep is not None:
+            hidden = hidden.index_select(0, keep)
+    if mixed is not None and recurrent is not None:
+        if keep is not None:
+            mixed = mixed.index_select(0, keep)
+        add_product(hidden, mixed, recurrent.out, step.products, step.communicator)
+    return hidden
 
 
 def feed(

@@ -16,7 +16,12 @@ from torch import Tensor
 from minfer.effects.models.architecture.batch import Batch, ChunkedLogits, TappedTokens
 from minfer.effects.models.architecture.cache import PagedCache
 from minfer.effects.models.architecture.layer_inputs import make_layer_inputs
-from minfer.effects.models.architecture.layers import attend, branch_inputs, feed, finish
+from minfer.effects.models.architecture.layers import (
+    branch_inputs,
+    feed,
+    finish,
+    mix_tokens,
+)
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.product_context import ProductContext
 from minfer.effects.models.architecture.products import norm_linear
@@ -65,7 +70,9 @@ def forward(
             # The last layer continues with fewer tokens.
             keep = picked if index == last and spec.rank_info.is_last_stage else None
             branches = branch_inputs(layer, layer_weights, hidden)
-            hidden = attend(layer_weights, hidden, index, step, keep, branches.attention)
+            hidden = mix_tokens(
+                layer, layer_weights, hidden, index, step, keep, branches.attention
+            )
             if keep is not None:
                 step = step.select(keep)
                 branches = branches.select(keep)

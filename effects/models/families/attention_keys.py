@@ -39,7 +39,9 @@ class QkNorm:
 class HeadGateKeys:
     """Gates of what attention returns."""
 
-    name: str  # of the matrix in a layer of a checkpoint
+    # Of the matrix in a layer of a checkpoint; empty: each head has them behind its
+    # query, in the matrix of queries (Qwen3-Next).
+    name: str
     activation: GateActivation
     # The key of whether there is one of each head (true, "per-head") or of each of its
     # dimensions ("per-element"); empty: of each dimension.

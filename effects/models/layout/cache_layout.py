@@ -31,7 +31,6 @@ from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.layout.shapes import layer_kv_bytes_per_token
 from minfer.effects.models.layout.state_layout import (
     StateLayout,
-    has_states,
     state_layout,
 )
 from minfer.records.config import CacheGroup, EngineConfig
@@ -58,7 +57,7 @@ class CacheLayout:
 
     groups: tuple[CacheGroup, ...]
     layers_a_page: int  # of the largest kind: slots
-    places: tuple[LayerPlace, ...]  # of each layer
+    places: tuple[LayerPlace | None, ...]  # of each layer; None: it has no attention
     states: StateLayout | None = None  # of recurrent layers, whose group is the last
 
     @property
@@ -76,10 +75,19 @@ class CacheLayout:
         """Block tables of a row: one for each page of a block, over all groups."""
         return sum(group.pages for group in self.block_groups)
 
+    def place(self, index: int) -> LayerPlace:
+        """Returns where the keys of the layer `index` are. Raises TypeError if it has no
+        attention.
+        """
+        place = self.places[index]
+        if place is None:
+            raise TypeError(f"layer {index} has no attention")
+        return place
+
     @property
     def padding(self) -> float:
         """The share of a block's pages that no layer uses."""
-        used = {(place.table, place.slot) for place in self.places}
+        used = {(place.table, place.slot) for place in self.places if place is not None}
         return 1 - len(used) / (self.tables * self.layers_a_page)
 
 
@@ -90,7 +98,7 @@ def one_group(spec: ModelSpec) -> CacheLayout:
     windows = spec.windows
     window = 0 if None in windows else max(filter(None, windows), default=0)
     window = window if window > 1 else 0  # of one token, blocks are not given back
-    sinks = max(layer.attention.sink_tokens for layer in spec.layers) if window else 0
+    sinks = max(attention.sink_tokens for attention in spec.attentions) if window else 0
     count, slots = _slots(spec, range(len(spec.layers)))
     places = (LayerPlace(0, *slots[index]) for index in slots)
     return CacheLayout(
@@ -102,8 +110,9 @@ def cache_layout(spec: ModelSpec) -> CacheLayout:
     """Returns the layout of a model, its groups in the order of their first layers."""
     members: dict[tuple[int | None, int], list[int]] = {}
     for index, layer in enumerate(spec.layers):
-        reads = layer.attention.window, layer.attention.sink_tokens
-        members.setdefault(reads, []).append(index)
+        if layer.attention is not None:
+            reads = layer.attention.window, layer.attention.sink_tokens
+            members.setdefault(reads, []).append(index)
     if len(members) == 1:
         return one_group(spec)
     slots_of = {reads: _slots(spec, indexes) for reads, indexes in members.items()}
@@ -132,7 +141,7 @@ def _slots(
     count = 0
     for index in indexes:
         attention = spec.layers[index].attention
-        if attention.shares_keys_of is not None:
+        if attention is None or attention.shares_keys_of is not None:
             continue
         slot, share = next_place.get(attention.layers_a_slot, (count, 0))
         count = max(count, slot + 1)
@@ -145,14 +154,17 @@ def _slots(
 
 def _with_sharing(
     spec: ModelSpec, places: Iterable[LayerPlace]
-) -> tuple[LayerPlace, ...]:
+) -> tuple[LayerPlace | None, ...]:
     """Returns the places of all layers, given those of the layers with keys of their
     own.
     """
-    own_places, of_layers = iter(places), list[LayerPlace]()
+    own_places, of_layers = iter(places), list[LayerPlace | None]()
     for layer in spec.layers:
-        source = layer.attention.shares_keys_of
-        of_layers.append(next(own_places) if source is None else of_layers[source])
+        source = layer.shares_keys_of
+        if layer.attention is None:
+            of_layers.append(None)
+        else:
+            of_layers.append(next(own_places) if source is None else of_layers[source])
     return tuple(of_layers)
 
 
@@ -160,7 +172,7 @@ def with_states(layout: CacheLayout, spec: ModelSpec, block_size: int) -> CacheL
     """Returns a layout with the group of a model's recurrent layers, if it has any.
     Raises ConfigError if pages are too small for them.
     """
-    if not has_states(spec):
+    if not spec.has_states:
         return layout
     states = state_layout(spec, _number_bytes(spec, layout, block_size), block_size)
     group = CacheGroup(state=True, pages=states.pages)

@@ -65,11 +65,6 @@ class _Kind:
         return prod(self.shape) * dtype_bytes(self.dtype)
 
 
-def has_states(spec: ModelSpec) -> bool:
-    """Returns whether any layer of a model is recurrent."""
-    return any(layer.state_parts for layer in spec.layers)
-
-
 def part_dtype(spec: ModelSpec, part: StatePart) -> str:
     """Returns the dtype of a part of a layer's state."""
     return spec.state_dtype if part.dtype == "state" else spec.dtype

@@ -28,6 +28,7 @@ from tests.effects.tiny_model import (
     BesideTheirs,
     decode_batch,
     read_spec,
+    with_attention,
 )
 
 BLOCK = 4
@@ -162,11 +163,7 @@ def test_windows_matter_and_are_transformers_own(key: tuple[str, str], pair: Any
     ids, table = sequence(60, 1), list(range(15))
     kv_cache = make_cache(model.spec, 15, BLOCK, "float32")
     [windowed] = model.run(kv_cache, [BatchRow(ids, 0, table)])
-    full_layers = tuple(
-        evolve(layer, attention=evolve(layer.attention, window=None))
-        for layer in model.spec.layers
-    )
-    full = evolve(model, spec=evolve(model.spec, layers=full_layers))
+    full = evolve(model, spec=with_attention(model.spec, window=None))
     [unwindowed] = full.run(
         make_cache(full.spec, 15, BLOCK, "float32"), [BatchRow(ids, 0, table)]
     )

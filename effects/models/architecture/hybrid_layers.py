@@ -1,0 +1,52 @@
+"""Which layers of a hybrid model have an attention, and which a recurrent sublayer."""
+
+from minfer.effects.models.config_reader import ConfigReader
+from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.recurrent_keys import HybridLayers, LayerKind
+
+DEFAULT_INTERVAL = 4
+
+
+def read_layer_kinds(
+    reader: ConfigReader, family: Family, keys: HybridLayers, layers: int
+) -> tuple[LayerKind, ...]:
+    """Returns the kind of each layer. Raises `ModelConfigError`, and
+    `UnsupportedModelError` for kinds that the family does not have.
+    """
+    kinds = _listed_kinds(reader, keys, layers)
+    if "attention" not in kinds:
+        raise reader.refusal(
+            f"no layer has an attention, which {family.architecture} needs here; models "
+            f"with an attention in some layers work"
+        )
+    return kinds
+
+
+def _listed_kinds(
+    reader: ConfigReader, keys: HybridLayers, layers: int
+) -> tuple[LayerKind, ...]:
+    """Returns the kind of each layer, as a config lists or implies them."""
+    listed = reader.config.get("layer_types")
+    if listed is not None:
+        return _named_kinds(reader, keys, listed, layers)
+    interval = reader.size(keys.interval, DEFAULT_INTERVAL)
+    return tuple(
+        "recurrent" if (index + 1) % interval else "attention" for index in range(layers)
+    )
+
+
+def _named_kinds(
+    reader: ConfigReader, keys: HybridLayers, listed: object, layers: int
+) -> tuple[LayerKind, ...]:
+    """Returns the kinds that a list names."""
+    if not isinstance(listed, list) or len(listed) != layers:
+        raise reader.error(
+            "layer_types", f"null or a list of num_hidden_layers = {layers}"
+        )
+    unknown = sorted({str(name) for name in listed} - keys.names.keys())
+    if unknown:
+        raise reader.refusal(
+            f"layer_types {', '.join(unknown)} are not supported for this model; "
+            f"{', '.join(keys.names)} are"
+        )
+    return tuple(keys.names[name] for name in listed)

@@ -1,0 +1,76 @@
+"""The recurrent sublayers, which keep a state of a sequence instead of its keys and
+values.
+
+This file lists their types: another one is one more member of a union, and one more case
+of each function below. Each normalises the rows that it reads, unless an attention beside
+it does, mixes them with its state, and adds a product of the result to the residual
+stream.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from minfer.effects.models.architecture.gated_delta import (
+    GatedDelta,
+    GatedDeltaWeights,
+    empty_gated_delta,
+    gated_delta_parts,
+    mix_gated_delta,
+    read_gated_delta,
+)
+from minfer.effects.models.architecture.linear import NormRule, WeightMaker
+from minfer.effects.models.architecture.model_step import ModelStep
+from minfer.effects.models.architecture.quantization import CheckpointForm
+from minfer.effects.models.config_reader import ConfigReader
+from minfer.effects.models.families.recurrent_keys import GatedDeltaKeys, RecurrentKeys
+from minfer.effects.models.parts import WeightPart
+from minfer.kernels.leaves import Norm
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Recurrent = GatedDelta
+RecurrentWeights = GatedDeltaWeights
+
+
+def read_recurrent(
+    reader: ConfigReader, keys: RecurrentKeys, norms: NormRule
+) -> Recurrent:
+    """Returns the recurrent sublayer of a model's layers, from a config. Raises
+    `ModelConfigError`, `UnsupportedModelError`.
+    """
+    match keys:
+        case GatedDeltaKeys():
+            return read_gated_delta(reader, keys, norms)
+
+
+def empty_recurrent(sizes: Recurrent, make: WeightMaker) -> RecurrentWeights:
+    """Returns uninitialised weights of these sizes."""
+    match sizes:
+        case GatedDelta():
+            return empty_gated_delta(sizes, make)
+
+
+def recurrent_parts(
+    sizes: Recurrent, weights: RecurrentWeights, form: CheckpointForm
+) -> Iterator[WeightPart]:
+    """Yields the tensors of a layer of a checkpoint, with their targets."""
+    match sizes, weights:
+        case GatedDelta(), GatedDeltaWeights():
+            yield from gated_delta_parts(sizes, weights, form)
+
+
+def mix_with_state(
+    sizes: Recurrent,
+    weights: RecurrentWeights,
+    rows: "Tensor",
+    norm: Norm | None,
+    index: int,
+    step: ModelStep,
+) -> "Tensor":
+    """Returns what the last product of layer `index` multiplies [tokens, its inputs], of
+    rows [tokens, hidden], normalised if there is `norm`; moves the states on.
+    """
+    match sizes, weights:
+        case GatedDelta(), GatedDeltaWeights():
+            return mix_gated_delta(sizes, weights, rows, norm, index, step)
