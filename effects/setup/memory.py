@@ -43,7 +43,7 @@ from attrs import evolve, frozen
 from minfer.blocks.ownership import blocks_for
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import kv_dtype_bytes
-from minfer.effects.models.layout.cache_layout import layout_for, one_group, page_bytes
+from minfer.effects.models.layout.cache_layout import layout_for, page_bytes, plain_layout
 from minfer.effects.models.layout.shapes import (
     activation_bytes,
     captured_tokens,
@@ -166,7 +166,9 @@ def plan_memory(
     layout = layout_for(spec, sizes)
     block_bytes = page_bytes(spec, layout, sizes.block_size)
     if draft is not None:
-        block_bytes += page_bytes(draft, one_group(draft), sizes.block_size)
+        block_bytes += page_bytes(
+            draft, plain_layout(draft, sizes.block_size), sizes.block_size
+        )
     if cuda:
         tokens = sizes.max_num_batched_tokens
         max_captured_rows = captured_tokens(spec, tokens) + sizes.max_num_seqs

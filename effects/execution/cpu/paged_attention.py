@@ -40,7 +40,7 @@ from minfer.effects.models.dtypes import torch_dtype, torch_kv_dtype
 from minfer.effects.models.layout.cache_layout import (
     CacheLayout,
     LayerPlace,
-    one_group,
+    plain_layout,
 )
 from minfer.effects.models.layout.shapes import MAX_MASK_NUMBERS
 from minfer.kernels.cache_numbers import as_bytes
@@ -282,7 +282,7 @@ def make_cache(
     covers every position below `max_model_len` (the model's own limit when None) that the
     pool could hold; with windows in all layers, sequences can be longer than the pool.
     """
-    layout = one_group(spec) if layout is None else layout
+    layout = plain_layout(spec, block_size) if layout is None else layout
     layers, token = layout.layers_a_page, slot_shape(spec)
     shape = (layers, blocks, block_size, *token)
     cache_dtype = torch_kv_dtype(dtype or spec.kv_dtype)

@@ -179,6 +179,13 @@ def with_states(layout: CacheLayout, spec: ModelSpec, block_size: int) -> CacheL
     return evolve(layout, groups=(*layout.groups, group), states=states)
 
 
+def plain_layout(spec: ModelSpec, block_size: int) -> CacheLayout:
+    """Returns the layout with one table for all layers that keep blocks. Raises as
+    `with_states`.
+    """
+    return with_states(one_group(spec), spec, block_size)
+
+
 def page_bytes(spec: ModelSpec, layout: CacheLayout, block_size: int) -> int:
     """Returns the bytes of a page of the cache, scales included."""
     size = layout.layers_a_page * layer_kv_bytes_per_token(spec) * block_size

@@ -13,7 +13,7 @@ from minfer.effects.models.architecture.batch import Batch, BatchRow, make_batch
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.architecture.state_parts import StatePart
-from minfer.effects.models.layout.cache_layout import one_group, with_states
+from minfer.effects.models.layout.cache_layout import plain_layout
 from minfer.kernels.gated_rule import DecayGates, gated_rule
 from minfer.kernels.short_conv import short_conv
 from tests.effects.execution.tiny_engine import VOCAB
@@ -102,7 +102,7 @@ class Hybrid:
     def tokens(self, prompt: tuple[int, ...], count: int) -> list[int]:
         """Greedy tokens, each computed from all tokens before it at once."""
         known = list(prompt)
-        layout = with_states(one_group(self.spec), self.spec, TEST_BLOCK)
+        layout = plain_layout(self.spec, TEST_BLOCK)
         for _ in range(count):
             blocks = -(-len(known) // TEST_BLOCK)
             state = range(blocks, blocks + layout.state_pages)

@@ -10,7 +10,7 @@ import torch
 from attrs import define, evolve, field, frozen
 
 from minfer.effects.execution.torch_executor import TorchExecutor
-from minfer.effects.models.layout.cache_layout import one_group, with_states
+from minfer.effects.models.layout.cache_layout import plain_layout
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Executed, Failed
 from minfer.records.plan import (
@@ -70,7 +70,7 @@ class Steps:
 
     @classmethod
     def start(cls, model: Any, **changes: Any) -> "Steps":
-        layout = with_states(one_group(model.spec), model.spec, BLOCK)
+        layout = plain_layout(model.spec, BLOCK)
         config = EngineConfig(
             num_blocks=100,
             block_size=BLOCK,
