@@ -13,6 +13,7 @@ from transformers.models.bamba import modeling_bamba as bamba
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
+from minfer.kernels import gated_rule as gated_rule_module
 from minfer.kernels.gated_rule import DecayGates, gated_rule
 from minfer.kernels.state_work import StateWork
 
@@ -201,13 +202,18 @@ FAMILIES: list[
     ids=["delta", "recurrent", "kimi", "mamba"],
 )
 @pytest.mark.parametrize("state", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("form", ["blocks", "tokens"])
 def test_steps_give_what_transformers_gives_at_once(
     device: str,
     kind: str,
     sizes: tuple[int, int, int, int],
     expected_of: Callable[[Rule, Inputs], Expected],
     state: torch.dtype,
+    form: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    types = (torch.float32,) if form == "blocks" else ()
+    monkeypatch.setattr(gated_rule_module, "BLOCK_TYPES", types)
     rule = drawn_rule(*sizes, kind)
     keys, values, _, heads = sizes
     limit = 1e-5 if state is torch.float32 else 2e-3

@@ -121,10 +121,11 @@ def _log_probabilities(
     positions in order.
     """
     blocks = -(-text.length // block_size)
-    cache = executor.make_cache(blocks, block_size, text.length)
+    pages = blocks + executor.state_pages(block_size)
+    cache = executor.make_cache(pages, block_size, text.length)
     for window in text.windows:
         for start in range(0, text.length - 1, POSITIONS_PER_CHUNK):
-            row = _row(window, start, range(blocks))
+            row = _row(window, start, range(blocks), range(blocks, pages))
             batch = make_batch([row], block_size, executor.device)
             logits = executor.model(batch, cache)
             targets = window[start + 1 : start + 1 + len(row.tokens)]
@@ -134,7 +135,7 @@ def _log_probabilities(
             )
 
 
-def _row(window: Window, start: int, table: range) -> BatchRow:
+def _row(window: Window, start: int, table: range, state: range) -> BatchRow:
     """Returns the inputs of the next positions of a window, without its last token."""
     tokens = window[start : min(start + POSITIONS_PER_CHUNK, len(window) - 1)]
-    return BatchRow(tokens, start, table, len(tokens))
+    return BatchRow(tokens, start, table, len(tokens), state)

@@ -195,7 +195,7 @@ def make_batch(
             table=to_device(np.array([row.state for row in rows])),
             rows=to_device(decode_rows),
             starts=to_device(starts[decode_rows]),
-            chunks=None if chunks is None else _state_chunks(chunks),
+            chunks=None if chunks is None else state_chunks(chunks),
         )
     return Batch(
         tokens=to_device(np.concatenate([np.asarray(rows[i].tokens) for i in order])),
@@ -210,7 +210,7 @@ def make_batch(
     )
 
 
-def _state_chunks(chunks: PrefillChunks) -> StateChunks:
+def state_chunks(chunks: PrefillChunks) -> StateChunks:
     """Returns chunks as recurrent layers get them."""
     return StateChunks(
         rows=chunks.rows,

@@ -21,6 +21,7 @@ from minfer.effects.models.architecture.layers import (
 from minfer.effects.models.architecture.linear import LinearSizes, NormRule
 from minfer.effects.models.architecture.moe import MoE
 from minfer.effects.models.architecture.quantization import Quantization
+from minfer.effects.models.architecture.state_parts import DEFAULT_STATE_DTYPE
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.families.family import Family
 from minfer.effects.models.ranks import WHOLE_MODEL, RankInfo
@@ -58,6 +59,7 @@ class ModelSpec:
     long_factors: bool = False
     dtype: str  # of activations: the residual stream, norms, embeddings, logits
     _kv_dtype: str | None = None  # of the KV cache; None: the activations'
+    state_dtype: str = DEFAULT_STATE_DTYPE  # of the states of recurrent layers
     quantization: Quantization | None = None  # of the layers' matrices
     eos_ids: tuple[int, ...]
     norms: NormRule = NO_NORMS
@@ -188,7 +190,7 @@ class ModelSpec:
     @property
     def has_states(self) -> bool:
         """Whether any layer keeps a state of a sequence."""
-        return any(layer.recurrent is not None for layer in self.layers)
+        return any(layer.state_parts for layer in self.layers)
 
     @property
     def attentions(self) -> tuple[Attention, ...]:

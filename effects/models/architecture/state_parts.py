@@ -11,6 +11,7 @@ from typing import Final, Literal
 from attrs import frozen
 
 DEFAULT_STATE_DTYPE: Final = "float32"
+STATE_DTYPES: Final = (DEFAULT_STATE_DTYPE, "bfloat16")  # values of --state-dtype
 
 
 @frozen

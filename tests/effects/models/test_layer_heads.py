@@ -122,11 +122,12 @@ def test_no_two_layers_have_the_same_memory() -> None:
         caches = make_caches(spec, layout)
         for cache in caches:
             cache.data.zero_()
-        gpu, cpu = caches[1].layers, [cache.stored for cache in caches[0].layers]
-        for index, place in enumerate(layout.places):  # page n is of table n
-            for tensors in (gpu[index], (cpu[index],)):
+        cpu, gpu = (cache.layers for cache in caches)
+        for index in range(len(spec.layers)):
+            place = layout.place(index)
+            for tensors in (gpu[index], (cpu[index].stored,)):
                 for tensor in tensors:
-                    page = tensor[place.table]
+                    page = tensor[place.table]  # page n is of table n
                     assert (page == 0).all(), (ranks, index, place)
                     page.fill_(index + 1)
 
