@@ -212,6 +212,13 @@ _DELTA: Final = {
     "linear_value_head_dim": 12,
     "initializer_range": 0.2,
 }
+_LFM2: Final = {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention"] * 2,
+    "head_dim": ...,
+    "initializer_range": 0.2,
+}
+_LFM2_MOE: Final = _LFM2 | _MOE | {"num_dense_layers": 1}
 _MAMBA2: Final = {
     "num_hidden_layers": 4,
     "layer_types": ["linear_attention", "full_attention"] * 2,
@@ -395,6 +402,58 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         "normalised": _MOE | _BIAS | {"norm_topk_prob": True},
         "windows": _MOE | _UPPER,
         "dense layers": _MOE | _TIED | {"mlp_only_layers": [0]},
+    },
+    "Lfm2": {
+        "plain": _LFM2 | {"block_auto_adjust_ff_dim": False},
+        "adjusted": _LFM2
+        | {
+            "tie_word_embeddings": False,
+            "block_multiple_of": 40,
+            "block_ffn_dim_multiplier": 1.3,
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "norm_eps": 1e-3,
+            "rope_parameters": ROPES["linear"],
+        },
+        "attention listed": _LFM2
+        | {
+            "layer_types": None,
+            "full_attn_idxs": [0, 3],
+            "block_multiple_of": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 32,
+            "rope_parameters": ROPES["llama3"],
+        },
+        "attention alone": _LFM2 | {"layer_types": None, "block_multiple_of": 8},
+    },
+    "Lfm2Moe": {
+        "plain": _LFM2_MOE,
+        "no biases": _LFM2_MOE
+        | {
+            "tie_word_embeddings": False,
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "use_expert_bias": False,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 1.7,
+            "norm_eps": 1e-3,
+            "rope_parameters": ROPES["linear"],
+        },
+        "all sparse": _LFM2_MOE
+        | {
+            "layer_types": ["full_attention", "conv", "conv", "conv"],
+            "num_dense_layers": 0,
+            "num_experts_per_tok": 1,
+            "routed_scaling_factor": 0.6,
+        },
+        "yarn": _LFM2_MOE
+        | {
+            "layer_types": ["conv", "conv", "full_attention", "full_attention"],
+            "num_dense_layers": 2,
+            "head_dim": 32,
+            "num_key_value_heads": 1,
+            "rope_parameters": ROPES["yarn"],
+        },
     },
     "GraniteMoeHybrid": {
         "experts": _GRANITE4,

@@ -24,6 +24,7 @@ from minfer.effects.models.architecture.products import feed
 from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.layer_keys import FeedForward
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import RankInfo
 from minfer.kernels.leaves import UNGATED, Activation, Linear, Norm, Shard
@@ -128,10 +129,9 @@ def read_dense(reader: ConfigReader, family: Family, norms: NormRule) -> Dense:
     `ModelConfigError`.
     """
     hidden = reader.size("hidden_size")
-    default = family.feed_forward.default_ratio * hidden or None
     return Dense(
         hidden_size=hidden,
-        intermediate_size=reader.size(family.feed_forward.width, default),
+        intermediate_size=_read_width(reader, family.feed_forward, hidden),
         norms=norms,
         bias=reader.is_set(family.biases.mlp),
         activation=family.activation,
@@ -139,6 +139,19 @@ def read_dense(reader: ConfigReader, family: Family, norms: NormRule) -> Dense:
         down_name=family.stored.down,
         name=family.stored.feed_forward,
     )
+
+
+def _read_width(reader: ConfigReader, keys: FeedForward, hidden: int) -> int:
+    """Returns the width of dense feed-forwards."""
+    width = reader.size(keys.width, keys.default_ratio * hidden or None)
+    if keys.first_width:
+        width = reader.size(keys.first_width, width)
+    if not keys.adjusted or not reader.flag(keys.adjusted):
+        return width
+    width = int(2 * width / 3)
+    width = int(reader.positive("block_ffn_dim_multiplier") * width)
+    multiple = reader.size("block_multiple_of")
+    return -(-width // multiple) * multiple
 
 
 def empty_dense(sizes: Dense, make: WeightMaker) -> DenseWeights:

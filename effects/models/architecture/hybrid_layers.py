@@ -33,6 +33,10 @@ def _listed_kinds(
     if keys.interval:
         interval = reader.size(keys.interval, DEFAULT_INTERVAL)
         kinds[interval - 1 :: interval] = ["attention"] * (layers // interval)
+    if keys.attention:
+        has_list = not reader.is_absent(keys.attention)
+        for index in reader.ids(keys.attention) if has_list else range(layers):
+            kinds[index : index + 1] = ["attention"] * (index < layers)
     return tuple(kinds)
 
 

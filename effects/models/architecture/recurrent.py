@@ -29,11 +29,20 @@ from minfer.effects.models.architecture.mamba2 import (
 )
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.quantization import CheckpointForm
+from minfer.effects.models.architecture.short_conv import (
+    ShortConv,
+    ShortConvWeights,
+    empty_short_conv,
+    mix_short_conv,
+    read_short_conv,
+    short_conv_parts,
+)
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families.recurrent_keys import (
     GatedDeltaKeys,
     Mamba2Keys,
     RecurrentKeys,
+    ShortConvKeys,
 )
 from minfer.effects.models.parts import WeightPart
 from minfer.kernels.leaves import Norm
@@ -41,8 +50,8 @@ from minfer.kernels.leaves import Norm
 if TYPE_CHECKING:
     from torch import Tensor
 
-Recurrent = GatedDelta | Mamba2
-RecurrentWeights = GatedDeltaWeights | Mamba2Weights
+Recurrent = GatedDelta | Mamba2 | ShortConv
+RecurrentWeights = GatedDeltaWeights | Mamba2Weights | ShortConvWeights
 
 
 def read_recurrent(
@@ -56,6 +65,8 @@ def read_recurrent(
             return read_gated_delta(reader, keys, norms)
         case Mamba2Keys():
             return read_mamba2(reader, keys, norms)
+        case ShortConvKeys():
+            return read_short_conv(reader, norms)
 
 
 def empty_recurrent(sizes: Recurrent, make: WeightMaker) -> RecurrentWeights:
@@ -65,6 +76,8 @@ def empty_recurrent(sizes: Recurrent, make: WeightMaker) -> RecurrentWeights:
             return empty_gated_delta(sizes, make)
         case Mamba2():
             return empty_mamba2(sizes, make)
+        case ShortConv():
+            return empty_short_conv(sizes, make)
 
 
 def recurrent_parts(
@@ -76,6 +89,8 @@ def recurrent_parts(
             yield from gated_delta_parts(sizes, weights, form)
         case Mamba2(), Mamba2Weights():
             yield from mamba2_parts(sizes, weights, form)
+        case ShortConv(), ShortConvWeights():
+            yield from short_conv_parts(sizes, weights, form)
 
 
 def mix_with_state(
@@ -94,4 +109,6 @@ def mix_with_state(
             return mix_gated_delta(sizes, weights, rows, norm, index, step)
         case Mamba2(), Mamba2Weights():
             return mix_mamba2(sizes, weights, rows, norm, index, step)
+        case ShortConv(), ShortConvWeights():
+            return mix_short_conv(weights, rows, norm, index, step)
     raise TypeError(f"layer {index}: {sizes} has {type(weights).__name__}")

@@ -37,6 +37,10 @@ class FeedForward:
     """The width of dense feed-forwards."""
 
     width: str = "intermediate_size"  # its key
+    first_width: str = ""  # a key that has priority
+    # The flag of whether the width is two thirds of it, times `block_ffn_dim_multiplier`,
+    # rounded up to a multiple of `block_multiple_of` (LFM2).
+    adjusted: str = ""
     # The width as a multiple of the residual stream's, where no config value says it; 0:
     # one has to.
     default_ratio: int = 0

@@ -20,8 +20,10 @@ class HybridLayers:
         {"full_attention": "attention", "linear_attention": "recurrent"}
     )
     # Without a list: the key of how often a layer has an attention, 4 where a config has
-    # none; empty: all layers are recurrent.
+    # none; or that of a list of the layers that have one, all of them where there is
+    # none; without keys all layers are recurrent.
     interval: str = ""
+    attention: str = ""
 
 
 @frozen(kw_only=True)
@@ -53,4 +55,9 @@ class Mamba2Keys:
     limits: str = "time_step_limit"  # of steps: the smallest and the largest
 
 
-RecurrentKeys = GatedDeltaKeys | Mamba2Keys
+@frozen(kw_only=True)
+class ShortConvKeys:
+    """Gated short convolutions (LFM2)."""
+
+
+RecurrentKeys = GatedDeltaKeys | Mamba2Keys | ShortConvKeys

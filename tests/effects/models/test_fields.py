@@ -30,6 +30,8 @@ RICH = {
     "Qwen2Moe": "windows",
     "Qwen3Moe": "windows",
     "GraniteMoeHybrid": "multipliers",
+    "Lfm2": "adjusted",
+    "Lfm2Moe": "no biases",
     "Qwen3Next": "listed",
     "Qwen3_5": "listed",
     "Qwen3_5Moe": "listed",
@@ -74,6 +76,7 @@ OTHER: dict[str, Any] = {  # values for fields that are absent
     "no_rope_layers": [0, 1, 1],
     "mlp_only_layers": [1],
     "moe_layers": [1],
+    "full_attn_idxs": [1],
     "mlp_layer_types": ["dense", "dense", "sparse"],
     "layer_types": ["full_attention", "sliding_attention", "full_attention"],
     "first_k_dense_replace": 2,
@@ -106,7 +109,10 @@ MORE: dict[str, dict[str, Any]] = {
 
 # Further ones, for fields that exclude others.
 BESIDE: dict[str, list[dict[str, Any]]] = {
-    "Falcon": [written("Falcon", VARIANTS["Falcon", "one key head"])]
+    "Falcon": [written("Falcon", VARIANTS["Falcon", "one key head"])],
+    "Lfm2": [
+        written("Lfm2", VARIANTS["Lfm2", "attention listed"]) | {"layer_types": None}
+    ],
 }
 
 
@@ -230,6 +236,8 @@ TAKEN = {
     ("Gemma3", "sliding_window_pattern"),
     ("GptOss", "original_max_position_embeddings"),
     ("GraniteMoeHybrid", "head_dim"),
+    ("Lfm2", "head_dim"),
+    ("Lfm2Moe", "head_dim"),
     ("Mistral", "layer_types"),  # then it is Ministral
 }
 FURTHER_LAYERS = {  # whose tensors are skipped
