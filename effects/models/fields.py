@@ -137,7 +137,9 @@ INERT_OF: Final[Mapping[str, frozenset[str]]] = {
     "mistral4": _MLA,
     "youtu": _MLA | {"embedding_initializer_range"},
     "gpt_oss": frozenset({"hidden_act"}),
-    "granitemoehybrid": frozenset({"mamba_chunk_size"}),  # of an algorithm of its sums
+    # Of the algorithm of sums, and of which logits are computed.
+    "granitemoehybrid": frozenset({"mamba_chunk_size"}),
+    "falcon_h1": frozenset({"mamba_chunk_size", "num_logits_to_keep"}),
 }
 
 

@@ -212,6 +212,24 @@ _DELTA: Final = {
     "linear_value_head_dim": 12,
     "initializer_range": 0.2,
 }
+_FALCON_H1: Final = {
+    "head_dim": ...,
+    "initializer_range": 0.2,
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 8,
+}
+_H1_FACTORS: Final = {
+    "lm_head_multiplier": 0.7,
+    "embedding_multiplier": 3.0,
+    "mlp_multipliers": [0.8, 1.4],
+    "key_multiplier": 0.6,
+    "attention_out_multiplier": 0.9,
+    "attention_in_multiplier": 1.3,
+    "ssm_multipliers": [0.7, 1.2, 1.3, 0.8, 0.6],
+    "ssm_in_multiplier": 1.4,
+    "ssm_out_multiplier": 0.75,
+}
 _LFM2: Final = {
     "num_hidden_layers": 4,
     "layer_types": ["conv", "full_attention"] * 2,
@@ -402,6 +420,37 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         "normalised": _MOE | _BIAS | {"norm_topk_prob": True},
         "windows": _MOE | _UPPER,
         "dense layers": _MOE | _TIED | {"mlp_only_layers": [0]},
+    },
+    "FalconH1": {
+        "plain": _FALCON_H1,
+        "multipliers": _FALCON_H1
+        | _H1_FACTORS
+        | _BIAS
+        | _TIED
+        | {
+            "mlp_bias": True,
+            "projectors_bias": True,
+            "mamba_proj_bias": True,
+            "mamba_d_conv": 3,
+            "mamba_n_groups": 2,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "time_step_limit": [0.3, 0.9],
+            "rms_norm_eps": 1e-3,
+            "rope_parameters": ROPES["linear"],
+        },
+        "norm first": _FALCON_H1
+        | _H1_FACTORS
+        | {
+            "mamba_d_ssm": None,
+            "mamba_rms_norm": True,
+            "mamba_conv_bias": False,
+            "num_key_value_heads": 4,
+            "rope_parameters": ROPES["llama3"],
+        },
+        "gated alone": _FALCON_H1
+        | _H1_FACTORS
+        | {"mamba_d_head": 12, "mamba_n_groups": 4, "num_hidden_layers": 2},
     },
     "Lfm2": {
         "plain": _LFM2 | {"block_auto_adjust_ff_dim": False},

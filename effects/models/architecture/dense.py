@@ -46,6 +46,9 @@ class Dense:
     # The name of gate and up in a checkpoint that stores them as one.
     stored_gate_up: str = ""
     down_name: str = "down_proj"
+    # What gates are multiplied with before the activation, and the result (Falcon-H1).
+    gate_factor: float = 1.0
+    result_factor: float = 1.0
 
     def for_rank(self, rank_info: RankInfo) -> "Dense":
         """Returns the sizes of one rank's channels. Raises `UnsupportedModelError`."""
@@ -69,7 +72,13 @@ class Dense:
             inputs=self.hidden_size,
             shard=Shard.COLUMN,
             bias=self.bias,
+            factors=self._gate_up_factors,
+            bias_factors=self._gate_up_factors,
         )
+
+    @property
+    def _gate_up_factors(self) -> tuple[float, ...] | None:
+        return None if self.gate_factor == 1 else (self.gate_factor, 1.0)
 
     @property
     def down(self) -> LinearSizes:
@@ -80,6 +89,8 @@ class Dense:
             inputs=self.intermediate_size,
             shard=Shard.ROW,
             bias=self.bias,
+            factors=(self.result_factor,),
+            bias_factors=(self.result_factor,),
         )
 
     @property
@@ -129,6 +140,7 @@ def read_dense(reader: ConfigReader, family: Family, norms: NormRule) -> Dense:
     `ModelConfigError`.
     """
     hidden = reader.size("hidden_size")
+    gate_factor, result_factor = reader.factors(family.multipliers.feed_forward, 2)
     return Dense(
         hidden_size=hidden,
         intermediate_size=_read_width(reader, family.feed_forward, hidden),
@@ -138,6 +150,8 @@ def read_dense(reader: ConfigReader, family: Family, norms: NormRule) -> Dense:
         stored_gate_up=family.stored.gate_up,
         down_name=family.stored.down,
         name=family.stored.feed_forward,
+        gate_factor=gate_factor,
+        result_factor=result_factor,
     )
 
 

@@ -97,6 +97,10 @@ class GQA:
     # factor (MiMo).
     value_dim: int | None = None
     value_scale: float = 1.0
+    # What its input and its result are multiplied with (Falcon-H1); `scale` has the
+    # former twice already.
+    input_factor: float = 1.0
+    result_factor: float = 1.0
 
     def for_rank(self, rank_info: RankInfo) -> "GQA":
         """Returns the sizes of one rank's heads. Of fewer key heads than ranks, several
@@ -179,6 +183,7 @@ class GQA:
             inputs=self.hidden_size,
             shard=Shard.COLUMN,
             bias=self.qkv_bias,
+            bias_factors=(1 / self.input_factor,) * len(outputs),
         )
 
     @property
@@ -190,6 +195,8 @@ class GQA:
             inputs=self.heads * self.value_width,
             shard=Shard.ROW,
             bias=self.out_bias,
+            factors=(self.input_factor * self.result_factor,),
+            bias_factors=(self.result_factor,),
         )
 
     @property

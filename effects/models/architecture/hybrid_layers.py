@@ -14,7 +14,7 @@ def read_layer_kinds(
     `UnsupportedModelError` for kinds that the family does not have.
     """
     kinds = _listed_kinds(reader, keys, layers)
-    if "attention" not in kinds:
+    if {*kinds} == {"recurrent"}:
         raise reader.refusal(
             f"no layer has an attention, which {family.architecture} needs here; models "
             f"with an attention in some layers work"
@@ -29,7 +29,7 @@ def _listed_kinds(
     for key in keys.listed:
         if not reader.is_absent(key):
             return _named_kinds(reader, keys, key, layers)
-    kinds: list[LayerKind] = ["recurrent"] * layers
+    kinds = [keys.every] * layers
     if keys.interval:
         interval = reader.size(keys.interval, DEFAULT_INTERVAL)
         kinds[interval - 1 :: interval] = ["attention"] * (layers // interval)

@@ -11,7 +11,7 @@ one of the three (Nemotron-H); some have an attention beside a recurrent sublaye
 read the same normalised rows (Falcon-H1).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -88,6 +88,7 @@ from minfer.effects.models.architecture.state_parts import StatePart
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families.expert_keys import SparseLayers
 from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.recurrent_keys import LayerKind
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import RankInfo
 from minfer.kernels.leaves import ExpertRouter, LatentWeights, Linear, Norm
@@ -271,14 +272,17 @@ def _with_recurrent(
     if family.recurrent is None or family.hybrid is None:
         return layers
     kinds = read_layer_kinds(reader, family, family.hybrid, len(layers))
-    if "recurrent" not in kinds:
+    if {*kinds} == {"attention"}:
         return layers
-    recurrent = read_recurrent(reader, family.recurrent, norms)
+    recurrent = read_recurrent(reader, family.recurrent, norms, family.multipliers)
+    beside = evolve(recurrent, norms=evolve(norms, before_name=""))
+    changes: Mapping[LayerKind, Mapping[str, Any]] = {
+        "attention": {},
+        "recurrent": {"attention": None, "recurrent": recurrent},
+        "both": {"recurrent": beside},
+    }
     return tuple(
-        layer
-        if kind == "attention"
-        else evolve(layer, attention=None, recurrent=recurrent)
-        for layer, kind in zip(layers, kinds, strict=True)
+        evolve(layer, **changes[kind]) for layer, kind in zip(layers, kinds, strict=True)
     )
 
 

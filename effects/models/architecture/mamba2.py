@@ -38,6 +38,7 @@ from minfer.effects.models.architecture.products import norm_linear
 from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.state_parts import StatePart
 from minfer.effects.models.config_reader import ConfigReader
+from minfer.effects.models.families.layer_keys import Multipliers
 from minfer.effects.models.families.recurrent_keys import Mamba2Keys
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import Communicator, RankInfo
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 AUTO: Final = "auto"  # a head's dimensions in configs that leave them to be derived
 NUM_LIMITS: Final = 2  # of steps: the smallest and the largest
+NUM_OUTPUTS: Final = 5  # of the first product: gates, inputs, B, C, steps
 # The norm of results: of gated ones, of those before the gate, or none.
 OutputNorm = Literal["gated", "before the gate", "none"]
 
@@ -71,6 +73,11 @@ class Mamba2:
     high: float = inf
     output_norm: OutputNorm
     norms: NormRule
+    # What its input, the outputs of its first product, and its result are multiplied with
+    # (Falcon-H1).
+    input_factor: float = 1.0
+    output_factors: tuple[float, ...] = (1.0,) * NUM_OUTPUTS
+    result_factor: float = 1.0
     # Whether ranks share the only group, each with some of its heads.
     divides_group: bool = False
 
@@ -105,6 +112,8 @@ class Mamba2:
             inputs=self.hidden_size,
             shard=Shard.COLUMN,
             bias=self.in_bias,
+            factors=tuple(self.input_factor * factor for factor in self.output_factors),
+            bias_factors=self.output_factors,
         )
 
     @property
@@ -116,6 +125,8 @@ class Mamba2:
             inputs=self.inner_size,
             shard=Shard.ROW,
             bias=self.out_bias,
+            factors=(self.result_factor,),
+            bias_factors=(self.result_factor,),
         )
 
     @property
@@ -170,7 +181,9 @@ class Mamba2Weights:
     out: Linear
 
 
-def read_mamba2(reader: ConfigReader, keys: Mamba2Keys, norms: NormRule) -> Mamba2:
+def read_mamba2(
+    reader: ConfigReader, keys: Mamba2Keys, norms: NormRule, multipliers: Multipliers
+) -> Mamba2:
     """Returns the Mamba 2 of a model, from a config. Raises `ModelConfigError`."""
     hidden, heads = reader.size("hidden_size"), reader.size(keys.heads)
     head_dim = _read_head_dim(reader, keys, heads)
@@ -178,6 +191,8 @@ def read_mamba2(reader: ConfigReader, keys: Mamba2Keys, norms: NormRule) -> Mamb
     if heads % groups:
         raise reader.error(keys.groups, f"a divisor of {keys.heads} = {heads}")
     low, high = _read_limits(reader, keys)
+    (input_factor,) = reader.factors(multipliers.recurrent_input)
+    (result_factor,) = reader.factors(multipliers.recurrent_result)
     return Mamba2(
         hidden_size=hidden,
         heads=heads,
@@ -191,9 +206,19 @@ def read_mamba2(reader: ConfigReader, keys: Mamba2Keys, norms: NormRule) -> Mamb
         out_bias=reader.is_set(keys.out_bias),
         low=low,
         high=high,
-        output_norm="gated",
+        output_norm=_read_output_norm(reader, keys),
         norms=norms,
+        input_factor=input_factor,
+        output_factors=reader.factors(multipliers.recurrent_outputs, NUM_OUTPUTS),
+        result_factor=result_factor,
     )
+
+
+def _read_output_norm(reader: ConfigReader, keys: Mamba2Keys) -> OutputNorm:
+    """Returns where results are normalised."""
+    if not reader.is_set(keys.out_norm):
+        return "none"
+    return "before the gate" if reader.is_set(keys.norm_first) else "gated"
 
 
 def _read_head_dim(reader: ConfigReader, keys: Mamba2Keys, heads: int) -> int:
@@ -203,13 +228,15 @@ def _read_head_dim(reader: ConfigReader, keys: Mamba2Keys, heads: int) -> int:
     if not keys.expand:
         return reader.size(keys.head_dim)
     inner = reader.size(keys.expand) * reader.size("hidden_size")
+    if keys.inner:
+        inner = reader.size(keys.inner, inner)
     if reader.config.get(keys.head_dim) == AUTO and inner % heads == 0:
         return inner // heads
     if reader.size(keys.head_dim) * heads != inner:
         raise reader.error(
             keys.head_dim,
             f"'{AUTO}', or such that {keys.heads} = {heads} heads have {inner} "
-            f"dimensions, {keys.expand} times hidden_size",
+            f"dimensions, {keys.inner or keys.expand + ' times hidden_size'}",
         )
     return reader.size(keys.head_dim)
 

@@ -38,6 +38,7 @@ from minfer.effects.models.architecture.short_conv import (
     short_conv_parts,
 )
 from minfer.effects.models.config_reader import ConfigReader
+from minfer.effects.models.families.layer_keys import Multipliers
 from minfer.effects.models.families.recurrent_keys import (
     GatedDeltaKeys,
     Mamba2Keys,
@@ -55,7 +56,7 @@ RecurrentWeights = GatedDeltaWeights | Mamba2Weights | ShortConvWeights
 
 
 def read_recurrent(
-    reader: ConfigReader, keys: RecurrentKeys, norms: NormRule
+    reader: ConfigReader, keys: RecurrentKeys, norms: NormRule, multipliers: Multipliers
 ) -> Recurrent:
     """Returns the recurrent sublayer of a model's layers, from a config. Raises
     `ModelConfigError`, `UnsupportedModelError`.
@@ -64,7 +65,7 @@ def read_recurrent(
         case GatedDeltaKeys():
             return read_gated_delta(reader, keys, norms)
         case Mamba2Keys():
-            return read_mamba2(reader, keys, norms)
+            return read_mamba2(reader, keys, norms, multipliers)
         case ShortConvKeys():
             return read_short_conv(reader, norms)
 

@@ -32,6 +32,7 @@ from minfer.effects.models.families.layer_keys import (
     Factors,
     FeedForward,
     LayerExtras,
+    Multipliers,
     Norms,
     StoredNames,
 )
@@ -75,6 +76,7 @@ class Family:
     feed_forward: FeedForward = field(factory=FeedForward, kw_only=True)
     extras: LayerExtras = field(factory=LayerExtras, kw_only=True)
     factors: Factors = field(factory=Factors, kw_only=True)
+    multipliers: Multipliers = field(factory=Multipliers, kw_only=True)
     stored: StoredNames = field(factory=StoredNames, kw_only=True)
     # Where a config has none, or null.
     eos_ids: tuple[int, ...] = field(default=(), kw_only=True)

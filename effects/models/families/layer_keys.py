@@ -77,6 +77,20 @@ class Factors:
 
 
 @frozen(kw_only=True)
+class Multipliers:
+    """Keys of factors within sublayers (Falcon-H1)."""
+
+    keys: str = ""  # of keys of attention
+    attention_input: str = ""
+    attention_result: str = ""
+    recurrent_input: str = ""
+    # Of the outputs of the recurrent sublayer's first product, a list.
+    recurrent_outputs: str = ""
+    recurrent_result: str = ""
+    feed_forward: str = ""  # of gates, before the activation, and of results: a list
+
+
+@frozen(kw_only=True)
 class StoredNames:
     """Names of tensors in checkpoints."""
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from attrs import frozen
 
-LayerKind = Literal["attention", "recurrent"]
+LayerKind = Literal["attention", "recurrent", "both"]
 
 
 @frozen(kw_only=True)
@@ -19,9 +19,10 @@ class HybridLayers:
     names: Mapping[str, LayerKind] = MappingProxyType(
         {"full_attention": "attention", "linear_attention": "recurrent"}
     )
-    # Without a list: the key of how often a layer has an attention, 4 where a config has
-    # none; or that of a list of the layers that have one, all of them where there is
-    # none; without keys all layers are recurrent.
+    # Without a list: the kind of all layers, or the key of how often a layer has an
+    # attention, 4 where a config has none; or that of a list of the layers that have one,
+    # all of them where there is none.
+    every: LayerKind = "recurrent"
     interval: str = ""
     attention: str = ""
 
@@ -47,12 +48,15 @@ class Mamba2Keys:
     state_size: str = "mamba_d_state"
     width: str = "mamba_d_conv"  # of the convolution
     # The key of how many times as wide as the residual stream all heads are; empty: as
-    # wide as they are.
+    # wide as they are. And that of their width, which has priority.
     expand: str = "mamba_expand"
+    inner: str = ""
     conv_bias: str = "mamba_conv_bias"
     in_bias: str = "mamba_proj_bias"
     out_bias: str = "mamba_proj_bias"
     limits: str = "time_step_limit"  # of steps: the smallest and the largest
+    out_norm: bool | str = True  # results are normalised
+    norm_first: str = ""  # the flag of whether they are before the gate
 
 
 @frozen(kw_only=True)

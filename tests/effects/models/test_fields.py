@@ -30,6 +30,7 @@ RICH = {
     "Qwen2Moe": "windows",
     "Qwen3Moe": "windows",
     "GraniteMoeHybrid": "multipliers",
+    "FalconH1": "multipliers",
     "Lfm2": "adjusted",
     "Lfm2Moe": "no biases",
     "Qwen3Next": "listed",
@@ -84,6 +85,8 @@ OTHER: dict[str, Any] = {  # values for fields that are absent
     "gating": "per-head",
     "num_attention_heads_per_layer": [4, 8, 2],
     "position_embedding_type": "nope",
+    "mlp_multipliers": [0.8, 0.9],
+    "ssm_multipliers": [0.7, 0.7, 0.7, 0.7, 0.7],
     "time_step_limit": [0.1, 0.8],
     "topk_group": 3,
     "n_group": 2,
@@ -110,6 +113,7 @@ MORE: dict[str, dict[str, Any]] = {
 # Further ones, for fields that exclude others.
 BESIDE: dict[str, list[dict[str, Any]]] = {
     "Falcon": [written("Falcon", VARIANTS["Falcon", "one key head"])],
+    "FalconH1": [written("FalconH1", VARIANTS["FalconH1", "norm first"])],
     "Lfm2": [
         written("Lfm2", VARIANTS["Lfm2", "attention listed"]) | {"layer_types": None}
     ],
@@ -236,6 +240,7 @@ TAKEN = {
     ("Gemma3", "sliding_window_pattern"),
     ("GptOss", "original_max_position_embeddings"),
     ("GraniteMoeHybrid", "head_dim"),
+    ("FalconH1", "head_dim"),
     ("Lfm2", "head_dim"),
     ("Lfm2Moe", "head_dim"),
     ("Mistral", "layer_types"),  # then it is Ministral
