@@ -233,10 +233,12 @@ def _read_head_dim(reader: ConfigReader, keys: Mamba2Keys, heads: int) -> int:
     if reader.config.get(keys.head_dim) == AUTO and inner % heads == 0:
         return inner // heads
     if reader.size(keys.head_dim) * heads != inner:
+        names = [keys.inner] if keys.inner else []
+        names.append(f"{keys.expand} times hidden_size")
         raise reader.error(
             keys.head_dim,
             f"'{AUTO}', or such that {keys.heads} = {heads} heads have {inner} "
-            f"dimensions, {keys.inner or keys.expand + ' times hidden_size'}",
+            f"dimensions ({' or '.join(names)})",
         )
     return reader.size(keys.head_dim)
 
