@@ -31,6 +31,7 @@ from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.layout.shapes import max_step_drafts, padded_drafts
 from minfer.kernels import linear_tunes, norm, pdl, rope
 from minfer.records.config import EngineConfig
+from minfer.records.plan import Copy
 
 META_DEVICE: Final = torch.device("meta")
 # Counts after which another kernel, or another variant of it, is used.
@@ -207,6 +208,9 @@ def _launch_row_kernels(runner: ModelRunner) -> None:
     """
     for pairs in (1, pdl.MAX_EARLY_ROWS):
         runner.backend.scatter(runner.rows.arena, runner.staging[: 2 * pairs])
+    if runner.config.state_pages:  # from and to pages that no row owns
+        page = runner.config.num_blocks
+        runner.cache.copy([Copy(page, page + 1, runner.config.block_size)])
     specs = [runner.spec, *([] if runner.draft is None else [runner.draft.spec])]
     dtypes = dict.fromkeys(torch_dtype(spec.dtype) for spec in specs)
     vocab, device = runner.spec.vocab_size, runner.backend.device
