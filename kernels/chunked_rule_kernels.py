@@ -1,4 +1,4 @@
-"""The kernels of gated_rule.py that take a block of tokens at once; the theory is there."""
+"""The kernels of gated_rule.py that take a block of tokens at once; theory is there."""
 
 import triton
 import triton.language as tl
@@ -30,16 +30,17 @@ def _unit_inverse(lower, block: tl.constexpr):
     line = tl.arange(0, SUB)[None, :, None]
     column = tl.arange(0, SUB)[None, None, :]
     inverse = tl.where(line == column, 1.0, 0.0) + tl.zeros_like(diagonal)
+    # Row i of D, along the rows of the inverse that it weights, needs no other layout.
+    transposed = tl.permute(diagonal, (0, 2, 1))
     for i in range(1, SUB):
         # Row i of the inverse: of the identity, less row i of D times the rows before.
-        weights = tl.sum(tl.where(line == i, diagonal, 0.0), 1)
-        weights = tl.reshape(weights, (count, SUB, 1))
-        change = tl.sum(weights * inverse, 1)
-        inverse -= tl.where(line == i, tl.reshape(change, (count, 1, SUB)), 0.0)
+        weights = tl.sum(tl.where(column == i, transposed, 0.0), 2)
+        change = tl.sum(weights[:, :, None] * inverse, 1)
+        inverse -= tl.where(line == i, change[:, None, :], 0.0)
     if count == 1:
         result = tl.reshape(inverse, (block, block))
     else:
-        spread = tl.where(part == other, tl.reshape(inverse, (count, SUB, 1, SUB)), 0.0)
+        spread = tl.where(part == other, inverse[:, :, None, :], 0.0)
         inverses = tl.reshape(spread, (block, block))
         rest = tl.reshape(tl.where(part == other, 0.0, tiles), (block, block))
         power = -tl.dot(inverses, rest)
@@ -123,14 +124,6 @@ def prepare(
     if beta is None:
         products *= step[None, :]
         written *= step
-    else:
-        strength = tl.load(beta + token * beta_stride + head, mask=mask, other=0.0)
-        strength = tl.where(mask, activated(strength.to(tl.float32), "sigmoid"), 0.0)
-        lower = tl.dot(key, tl.trans(key)) * decay
-        lower *= (strength * key_scale)[:, None]
-        lower = tl.where(line[:, None] > line[None, :], lower, 0.0)
-        inverse = _unit_inverse(lower, block) * strength[None, :]
-        _store_square(inverses, tl.program_id(0), inverse, block)
     _store_square(scores, tl.program_id(0), products, block)
     heads = tl.num_programs(1)
     factors += (tl.program_id(0).to(tl.int64) * heads + head) * (_FACTORS * block) + line
@@ -138,6 +131,14 @@ def prepare(
     tl.store(factors + block, tl.exp(growth) * query_scale)
     tl.store(factors + 2 * block, written)
     tl.store(factors + 3 * block, tl.zeros([block], tl.float32) + tl.exp(last))
+    if beta is not None:
+        strength = tl.load(beta + token * beta_stride + head, mask=mask, other=0.0)
+        strength = tl.where(mask, activated(strength.to(tl.float32), "sigmoid"), 0.0)
+        lower = tl.dot(key, tl.trans(key)) * decay
+        lower *= (strength * key_scale)[:, None]
+        lower = tl.where(line[:, None] > line[None, :], lower, 0.0)
+        inverse = _unit_inverse(lower, block) * strength[None, :]
+        _store_square(inverses, tl.program_id(0), inverse, block)
 
 
 @triton.jit

@@ -13,8 +13,9 @@ from transformers.models.bamba import modeling_bamba as bamba
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
-from minfer.kernels import gated_rule as gated_rule_module
-from minfer.kernels.gated_rule import DecayGates, gated_rule
+from minfer.kernels import gated_rule_launches
+from minfer.kernels.gated_rule import gated_rule
+from minfer.kernels.rule_arguments import DecayGates
 from minfer.kernels.state_work import StateWork
 
 from .paged import PagedRows
@@ -213,7 +214,7 @@ def test_steps_give_what_transformers_gives_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     types = (torch.float32,) if form == "blocks" else ()
-    monkeypatch.setattr(gated_rule_module, "BLOCK_TYPES", types)
+    monkeypatch.setattr(gated_rule_launches, "BLOCK_TYPES", types)
     rule = drawn_rule(*sizes, kind)
     keys, values, _, heads = sizes
     limit = 1e-5 if state is torch.float32 else 2e-3
