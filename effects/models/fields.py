@@ -137,6 +137,7 @@ INERT_OF: Final[Mapping[str, frozenset[str]]] = {
     "mistral4": _MLA,
     "youtu": _MLA | {"embedding_initializer_range"},
     "gpt_oss": frozenset({"hidden_act"}),
+    "granitemoehybrid": frozenset({"mamba_chunk_size"}),  # of an algorithm of its sums
 }
 
 

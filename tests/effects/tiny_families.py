@@ -212,6 +212,18 @@ _DELTA: Final = {
     "linear_value_head_dim": 12,
     "initializer_range": 0.2,
 }
+_MAMBA2: Final = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "head_dim": ...,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 12,
+    "initializer_range": 0.2,
+    "shared_intermediate_size": 40,
+}
+_GRANITE4: Final = (
+    _MAMBA2 | _EXPERTS | {"intermediate_size": 24, "attention_multiplier": 0.25}
+)
 _QWEN3_NEXT: Final = _DELTA | _QWEN2_MOE
 _EVERY: Final[dict[str, Any]] = {
     "plain": {},
@@ -384,6 +396,41 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         "windows": _MOE | _UPPER,
         "dense layers": _MOE | _TIED | {"mlp_only_layers": [0]},
     },
+    "GraniteMoeHybrid": {
+        "experts": _GRANITE4,
+        "multipliers": _GRANITE4
+        | _MULTIPLIERS
+        | _BIAS
+        | {
+            "position_embedding_type": "rope",
+            "rope_parameters": ROPES["linear"],
+            "mamba_n_groups": 2,
+            "mamba_d_conv": 3,
+            "mamba_proj_bias": True,
+            "time_step_limit": [0.3, 0.9],
+            "rms_norm_eps": 1e-3,
+        },
+        "dense": _MAMBA2
+        | _TIED
+        | {
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "layer_types": ["mamba", "attention", "mamba", "mamba"],
+            "mamba_n_groups": 4,
+            "mamba_d_head": 24,
+            "mamba_expand": 3,
+            "mamba_conv_bias": False,
+            "residual_multiplier": 0.22,
+        },
+        "attention alone": _MAMBA2
+        | {
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "layer_types": ["attention"] * 4,
+            "position_embedding_type": "rope",
+            "rope_parameters": ROPES["yarn"],
+        },
+    },
     "Qwen3Next": {
         "plain": _QWEN3_NEXT,
         "listed": _QWEN3_NEXT
@@ -392,10 +439,10 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         | {
             "layer_types": [*_RECURRENT, *_RECURRENT],
             "linear_conv_kernel_dim": 3,
-            "mlp_only_layers": [1],
+            "mlp_only_layers": [2],
             "norm_topk_prob": False,
             "rms_norm_eps": 1e-3,
-            "rope_parameters": ROPES["llama3"] | {"partial_rotary_factor": 0.5},
+            "rope_parameters": ROPES["linear"] | {"partial_rotary_factor": 0.5},
         },
         "one key head": _QWEN3_NEXT
         | {
@@ -424,7 +471,7 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
             "layer_types": [*_RECURRENT, *_RECURRENT],
             "linear_conv_kernel_dim": 3,
             "rms_norm_eps": 1e-3,
-            "rope_parameters": ROPES["llama3"] | {"partial_rotary_factor": 0.5},
+            "rope_parameters": ROPES["linear"] | {"partial_rotary_factor": 0.5},
         },
         "one key head": _DELTA
         | {
@@ -892,7 +939,7 @@ def save(folder: str, family: str, config: Mapping[str, Any]) -> Any:
 def randomise(model: Any, *, norms_near_one: bool) -> None:
     """Change what is made as zeros and ones, which would hide mistakes."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        factors = "layer_scalar", "router.scale", "per_expert_scale"
+        factors = "layer_scalar", "router.scale", "per_expert_scale", ".D"
         is_factor = name.endswith((*factors, *OWN_NORMS))
         near_one = (norms_near_one and "norm" in name) or is_factor
         if near_one or any(kind in name for kind in ("bias", "norm", "sinks")):

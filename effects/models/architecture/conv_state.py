@@ -1,5 +1,6 @@
 """Causal convolutions of a recurrent sublayer: their state, and their weights."""
 
+from collections.abc import Iterator
 from math import gcd
 from typing import TYPE_CHECKING, Final
 
@@ -22,17 +23,20 @@ def conv_state(channels: int, width: int) -> StatePart:
     return StatePart(CONVOLUTION, channels // of_unit, shape, "activations")
 
 
-def conv_weight_part(
-    name: str, weight: "Tensor", pieces: tuple[int, ...] = ()
-) -> WeightPart:
-    """Returns the tensor of a convolution's weight [channels, width] in a layer of a
-    checkpoint, where it is [channels, 1, width]. `pieces`: channels that ranks divide one
-    by one.
+def conv_parts(
+    name: str,
+    weight: "Tensor",
+    bias: "Tensor | None" = None,
+    pieces: tuple[int, ...] = (),
+) -> Iterator[WeightPart]:
+    """Yields the tensors of a convolution in a layer of a checkpoint, with their targets:
+    its weight [channels, width], which is [channels, 1, width] there, and its bias
+    [channels]. `pieces`: channels that ranks divide one by one.
     """
-    channels, width = weight.shape
-    return WeightPart(
-        f"{name}.weight", weight, _without_middle, (channels, 1, width), pieces=pieces
-    )
+    shape = (len(weight), 1, weight.shape[1])
+    yield WeightPart(f"{name}.weight", weight, _without_middle, shape, pieces=pieces)
+    if bias is not None:
+        yield WeightPart(f"{name}.bias", bias, pieces=pieces)
 
 
 def _without_middle(stored: "Tensor") -> "Tensor":

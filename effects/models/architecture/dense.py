@@ -136,6 +136,7 @@ def read_dense(reader: ConfigReader, family: Family, norms: NormRule) -> Dense:
         bias=reader.is_set(family.biases.mlp),
         activation=family.activation,
         stored_gate_up=family.stored.gate_up,
+        down_name=family.stored.down,
         name=family.stored.feed_forward,
     )
 

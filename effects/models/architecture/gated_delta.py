@@ -22,8 +22,8 @@ from attrs import evolve, frozen
 
 from minfer.effects.models.architecture.conv_state import (
     CONVOLUTION,
+    conv_parts,
     conv_state,
-    conv_weight_part,
 )
 from minfer.effects.models.architecture.linear import (
     LinearSizes,
@@ -227,7 +227,7 @@ def gated_delta_parts(
         if sizes.by_key_head:
             part = evolve(part.rearranged(_by_kind((group, group))), pieces=())
         yield part
-    yield conv_weight_part(f"{NAME}.conv1d", weights.conv, sizes.convolved)
+    yield from conv_parts(f"{NAME}.conv1d", weights.conv, pieces=sizes.convolved)
     yield WeightPart(f"{NAME}.dt_bias", weights.step_bias)
     yield WeightPart(f"{NAME}.A_log", weights.rates, exponentials)
     yield norm_part(f"{NAME}.norm", weights.out_norm, evolve(sizes.norms, offset=False))

@@ -26,27 +26,27 @@ def _listed_kinds(
     reader: ConfigReader, keys: HybridLayers, layers: int
 ) -> tuple[LayerKind, ...]:
     """Returns the kind of each layer, as a config lists or implies them."""
-    listed = reader.config.get("layer_types")
-    if listed is not None:
-        return _named_kinds(reader, keys, listed, layers)
+    for key in keys.listed:
+        if not reader.is_absent(key):
+            return _named_kinds(reader, keys, key, layers)
+    if not keys.interval:
+        return ("recurrent",) * layers
     interval = reader.size(keys.interval, DEFAULT_INTERVAL)
-    return tuple(
-        "recurrent" if (index + 1) % interval else "attention" for index in range(layers)
-    )
+    is_recurrent = ((index + 1) % interval != 0 for index in range(layers))
+    return tuple("recurrent" if flag else "attention" for flag in is_recurrent)
 
 
 def _named_kinds(
-    reader: ConfigReader, keys: HybridLayers, listed: object, layers: int
+    reader: ConfigReader, keys: HybridLayers, key: str, layers: int
 ) -> tuple[LayerKind, ...]:
     """Returns the kinds that a list names."""
+    listed = reader.config[key]
     if not isinstance(listed, list) or len(listed) != layers:
-        raise reader.error(
-            "layer_types", f"null or a list of num_hidden_layers = {layers}"
-        )
+        raise reader.error(key, f"null or a list of num_hidden_layers = {layers}")
     unknown = sorted({str(name) for name in listed} - keys.names.keys())
     if unknown:
         raise reader.refusal(
-            f"layer_types {', '.join(unknown)} are not supported for this model; "
+            f"{key} {', '.join(unknown)} are not supported for this model; "
             f"{', '.join(keys.names)} are"
         )
     return tuple(keys.names[name] for name in listed)

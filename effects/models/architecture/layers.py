@@ -270,8 +270,10 @@ def _with_recurrent(
     """
     if family.recurrent is None or family.hybrid is None:
         return layers
-    recurrent = read_recurrent(reader, family.recurrent, norms)
     kinds = read_layer_kinds(reader, family, family.hybrid, len(layers))
+    if "recurrent" not in kinds:
+        return layers
+    recurrent = read_recurrent(reader, family.recurrent, norms)
     return tuple(
         layer
         if kind == "attention"

@@ -19,18 +19,30 @@ from minfer.effects.models.architecture.gated_delta import (
     read_gated_delta,
 )
 from minfer.effects.models.architecture.linear import NormRule, WeightMaker
+from minfer.effects.models.architecture.mamba2 import (
+    Mamba2,
+    Mamba2Weights,
+    empty_mamba2,
+    mamba2_parts,
+    mix_mamba2,
+    read_mamba2,
+)
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.config_reader import ConfigReader
-from minfer.effects.models.families.recurrent_keys import GatedDeltaKeys, RecurrentKeys
+from minfer.effects.models.families.recurrent_keys import (
+    GatedDeltaKeys,
+    Mamba2Keys,
+    RecurrentKeys,
+)
 from minfer.effects.models.parts import WeightPart
 from minfer.kernels.leaves import Norm
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Recurrent = GatedDelta
-RecurrentWeights = GatedDeltaWeights
+Recurrent = GatedDelta | Mamba2
+RecurrentWeights = GatedDeltaWeights | Mamba2Weights
 
 
 def read_recurrent(
@@ -42,6 +54,8 @@ def read_recurrent(
     match keys:
         case GatedDeltaKeys():
             return read_gated_delta(reader, keys, norms)
+        case Mamba2Keys():
+            return read_mamba2(reader, keys, norms)
 
 
 def empty_recurrent(sizes: Recurrent, make: WeightMaker) -> RecurrentWeights:
@@ -49,6 +63,8 @@ def empty_recurrent(sizes: Recurrent, make: WeightMaker) -> RecurrentWeights:
     match sizes:
         case GatedDelta():
             return empty_gated_delta(sizes, make)
+        case Mamba2():
+            return empty_mamba2(sizes, make)
 
 
 def recurrent_parts(
@@ -58,6 +74,8 @@ def recurrent_parts(
     match sizes, weights:
         case GatedDelta(), GatedDeltaWeights():
             yield from gated_delta_parts(sizes, weights, form)
+        case Mamba2(), Mamba2Weights():
+            yield from mamba2_parts(sizes, weights, form)
 
 
 def mix_with_state(
@@ -74,3 +92,6 @@ def mix_with_state(
     match sizes, weights:
         case GatedDelta(), GatedDeltaWeights():
             return mix_gated_delta(sizes, weights, rows, norm, index, step)
+        case Mamba2(), Mamba2Weights():
+            return mix_mamba2(sizes, weights, rows, norm, index, step)
+    raise TypeError(f"layer {index}: {sizes} has {type(weights).__name__}")

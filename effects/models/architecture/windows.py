@@ -56,6 +56,8 @@ def read_rotated(
     """
     if family.positions.rotated_layers == "all":
         return (True,) * len(windows)
+    if family.positions.rotated_layers == "none":
+        return (False,) * len(windows)
     if family.positions.rotated_layers == "windowed":
         return tuple(window is not None for window in windows)
     return tuple(_is_listed(reader, layer) for layer in range(len(windows)))

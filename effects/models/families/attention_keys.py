@@ -101,9 +101,9 @@ class RopeBases:
 class Positions:
     """Rotary embedding, and what else depends on positions."""
 
-    # The layers whose heads are rotated: all, those with a window, or those that
+    # The layers whose heads are rotated: all, none, those with a window, or those that
     # `no_rope_layers` lists with 1 (default: all but each `no_rope_layer_interval`-th).
-    rotated_layers: Literal["all", "listed", "windowed"] = "all"
+    rotated_layers: Literal["all", "none", "listed", "windowed"] = "all"
     # Layers with and without windows have ropes of their own.
     bases: RopeBases | None = None
     partial: bool = False  # a part of a head's dimensions may turn

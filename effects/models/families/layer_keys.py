@@ -82,6 +82,7 @@ class StoredNames:
     qkv: str = ""
     qkv_by_key_head: bool = False
     gate_up: str = ""
+    down: str = "down_proj"
     feed_forward: str = "mlp"  # how names of a feed-forward's begin in a layer
     # How names begin of tensors of other parts, such as those that predict further
     # tokens.

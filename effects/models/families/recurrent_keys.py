@@ -11,15 +11,16 @@ LayerKind = Literal["attention", "recurrent"]
 
 @frozen(kw_only=True)
 class HybridLayers:
-    """Which layers have an attention, and which a recurrent sublayer. The first of these
-    that a config has decides.
-    """
+    """Which layers have an attention, and which a recurrent sublayer."""
 
-    # Kinds by their names in the list `layer_types`.
+    # Keys of a list of the kinds of layers, the first that is there.
+    listed: tuple[str, ...] = ("layer_types",)
+    # Kinds by their names there.
     names: Mapping[str, LayerKind] = MappingProxyType(
         {"full_attention": "attention", "linear_attention": "recurrent"}
     )
-    # The key of how often a layer has an attention; 4 where a config has none.
+    # Without a list: the key of how often a layer has an attention, 4 where a config has
+    # none; empty: all layers are recurrent.
     interval: str = ""
 
 
@@ -33,4 +34,23 @@ class GatedDeltaKeys:
     by_key_head: bool
 
 
-RecurrentKeys = GatedDeltaKeys
+@frozen(kw_only=True)
+class Mamba2Keys:
+    """Mamba 2: keys of its sizes, and how its results become those of the layer."""
+
+    name: str = "mamba"  # in a layer of a checkpoint
+    heads: str = "mamba_n_heads"
+    head_dim: str = "mamba_d_head"  # which may be "auto"
+    groups: str = "mamba_n_groups"
+    state_size: str = "mamba_d_state"
+    width: str = "mamba_d_conv"  # of the convolution
+    # The key of how many times as wide as the residual stream all heads are; empty: as
+    # wide as they are.
+    expand: str = "mamba_expand"
+    conv_bias: str = "mamba_conv_bias"
+    in_bias: str = "mamba_proj_bias"
+    out_bias: str = "mamba_proj_bias"
+    limits: str = "time_step_limit"  # of steps: the smallest and the largest
+
+
+RecurrentKeys = GatedDeltaKeys | Mamba2Keys

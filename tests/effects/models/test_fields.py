@@ -29,6 +29,7 @@ RICH = {
     "Mistral4": "groups",
     "Qwen2Moe": "windows",
     "Qwen3Moe": "windows",
+    "GraniteMoeHybrid": "multipliers",
     "Qwen3Next": "listed",
     "Qwen3_5": "listed",
     "Qwen3_5Moe": "listed",
@@ -79,6 +80,8 @@ OTHER: dict[str, Any] = {  # values for fields that are absent
     "moe_layer_end_index": 1,
     "gating": "per-head",
     "num_attention_heads_per_layer": [4, 8, 2],
+    "position_embedding_type": "nope",
+    "time_step_limit": [0.1, 0.8],
     "topk_group": 3,
     "n_group": 2,
     "topk_method": "unknown",
@@ -226,6 +229,7 @@ TAKEN = {
     ("Ernie4_5_Moe", "head_dim"),
     ("Gemma3", "sliding_window_pattern"),
     ("GptOss", "original_max_position_embeddings"),
+    ("GraniteMoeHybrid", "head_dim"),
     ("Mistral", "layer_types"),  # then it is Ministral
 }
 FURTHER_LAYERS = {  # whose tensors are skipped
