@@ -10,14 +10,10 @@ from attrs import evolve
 from minfer.effects.cli.compare.levels import levels_of
 from minfer.effects.execution.tiers.peers.peer_plan import DECODE, PeerPlan
 from minfer.effects.models.architecture.spec_reader import parse_spec
-from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import NotEnoughMemoryError, describe
 from minfer.effects.setup.prepare import Setup, prepare
-from minfer.effects.setup.recurrent_layers import (
-    check_draft_layers,
-    check_recurrent_layers,
-)
+from minfer.effects.setup.recurrent_layers import check_draft_layers
 from minfer.records.config import CacheGroup
 from minfer.values.checks import ConfigError
 from tests.effects.tiny_families import VARIANTS, written
@@ -108,14 +104,6 @@ def test_what_is_not_supported_is_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=error):
         prepared(folder, **settings)
-
-
-def test_a_model_must_have_attention(folder: Path) -> None:
-    spec = prepared(folder).spec
-    layers = tuple(layer for layer in spec.layers if layer.recurrent is not None)
-    alone = evolve(spec, layers=layers)
-    with pytest.raises(UnsupportedModelError, match="recurrent layers alone"):
-        check_recurrent_layers(EngineArgs(), alone, None)
 
 
 def test_a_draft_model_has_no_recurrent_layers(folder: Path, tmp_path: Path) -> None:
