@@ -9,7 +9,6 @@ import triton.language as tl
 from torch import Tensor, int64
 
 from minfer.kernels import on_triton
-from minfer.kernels.pdl import early, follow
 
 BLOCK = 2048  # words of a program: 16 of each thread
 
@@ -17,7 +16,6 @@ BLOCK = 2048  # words of a program: 16 of each thread
 @triton.jit
 def _copy(data, pairs, words, block: tl.constexpr):
     """Grid [pairs, words / block]."""
-    follow()
     pair = pairs + 2 * tl.program_id(0)
     source = tl.load(pair) * words
     target = tl.load(pair + 1) * words
@@ -42,5 +40,4 @@ def copy_pages(data: Tensor, pairs: Tensor) -> None:
         pairs=pairs,
         words=words.shape[1],
         block=BLOCK,
-        launch_pdl=early(pairs),
     )
