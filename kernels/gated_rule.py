@@ -82,14 +82,14 @@ def _reference(rule: RuleArguments) -> Tensor:
     out = torch.zeros_like(value)
     for spans in work.spans():
         state = gather_states(units, work.table, spans.rows).float()
-        state = state.masked_fill(spans.is_new[:, None, None, None], 0)
+        state.masked_fill_(spans.is_new[:, None, None, None], 0)
         for token in spans.tokens.unbind(1):
             state *= factors[token]
             new = value[token]
             if beta is not None:
                 new = new - torch.einsum("nhkv,nhk->nhv", state, key[token])
             new = new * strengths[token]
-            state += key[token][..., None] * new[:, :, None]
+            state.addcmul_(key[token][..., None], new[:, :, None])
             out[token] = torch.einsum("nhkv,nhk->nhv", state, query[token])
         scatter_states(units, work.table, spans.rows, state)
     if skip is not None:

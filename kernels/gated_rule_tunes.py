@@ -16,7 +16,7 @@ class RuleTune(NamedTuple):
 
 DECODE: Final = RuleTune(32, 4)
 PREPARE_WARPS: Final = 4  # 159 registers a thread
-# Shared memory by the stages of loads, with 128 keys: 165 KB with 3, 113 KB with 2.
+# Shared memory by the stages of loads, with 128 keys: 168 KB with 3, 115 KB with 2.
 CARRY: Final = RuleTune(32, 4, 3)
 CARRY_WIDE: Final = RuleTune(32, 4, 2)  # more than 128 keys
 CARRY_SMALL: Final = RuleTune(32, 4, 1)  # 99 KB for a program, or 163

@@ -54,7 +54,7 @@ def _reference(
     shift = None if bias is None else bias.float()
     for spans in work.spans():
         state = gather_states(units, work.table, spans.rows)
-        state = state.masked_fill(spans.is_new[:, None, None, None], 0)
+        state.masked_fill_(spans.is_new[:, None, None, None], 0)
         # [n, units, width - 1, channels of a unit] -> [n, width - 1, channels]
         before = state.transpose(1, 2).flatten(2)
         inputs = torch.cat((before.to(x.dtype), x[spans.tokens]), 1)
