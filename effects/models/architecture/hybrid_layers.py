@@ -29,11 +29,11 @@ def _listed_kinds(
     for key in keys.listed:
         if not reader.is_absent(key):
             return _named_kinds(reader, keys, key, layers)
-    if not keys.interval:
-        return ("recurrent",) * layers
-    interval = reader.size(keys.interval, DEFAULT_INTERVAL)
-    is_recurrent = ((index + 1) % interval != 0 for index in range(layers))
-    return tuple("recurrent" if flag else "attention" for flag in is_recurrent)
+    kinds: list[LayerKind] = ["recurrent"] * layers
+    if keys.interval:
+        interval = reader.size(keys.interval, DEFAULT_INTERVAL)
+        kinds[interval - 1 :: interval] = ["attention"] * (layers // interval)
+    return tuple(kinds)
 
 
 def _named_kinds(

@@ -7,8 +7,7 @@ from typing import Final
 from minfer.effects.models.config_reader import ConfigReader
 
 _STATE_SPACE: Final = (
-    "mamba mamba2 falcon_mamba jamba bamba zamba zamba2 nemotron_h falcon_h1 "
-    "granitemoehybrid plamo2"
+    "mamba mamba2 falcon_mamba jamba bamba zamba zamba2 nemotron_h falcon_h1 plamo2"
 )
 _RECURRENT: Final = (
     "rwkv xlstm recurrent_gemma kimi_linear olmo_hybrid minimax lfm2 lfm2_moe "
@@ -16,7 +15,7 @@ _RECURRENT: Final = (
 )
 _HYBRIDS: Final = (
     "models in which every layer is attention, and of those with recurrent layers "
-    "Qwen3-Next and Qwen3.5"
+    "Qwen3-Next, Qwen3.5 and Granite 4"
 )
 _ENCODERS: Final = (
     "bert roberta xlm-roberta camembert distilbert albert electra deberta deberta-v2 "

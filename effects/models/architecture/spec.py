@@ -124,8 +124,14 @@ class ModelSpec:
 
     def _check_stages(self) -> None:
         """Raise `UnsupportedModelError` for layers that need more than the residual
-        stream of the layers before them.
+        stream of the layers before them, and for states, which stages would have in
+        pages of different sizes.
         """
+        if self.has_states:
+            raise UnsupportedModelError(
+                f"{self.family.architecture} cannot be divided into stages, as it has "
+                f"recurrent layers; use one (pipeline_parallel_size)"
+            )
         shares = any(layer.shares_keys_of is not None for layer in self.layers)
         if self.input_table is not None or shares:
             raise UnsupportedModelError(
