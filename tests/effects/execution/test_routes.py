@@ -11,8 +11,8 @@ from minfer.effects.execution.device.routes import (
 )
 from minfer.effects.models.architecture.attention_window import with_attention_window
 from minfer.effects.models.architecture.spec import ModelSpec
-from minfer.effects.models.architecture.state_parts import StatePart
 from minfer.effects.models.architecture.spec_reader import parse_spec
+from minfer.effects.models.architecture.state_parts import StatePart
 from minfer.kernels.attention_tunes import num_splits
 from minfer.kernels.mla_tunes import latent_splits
 from minfer.records.config import EngineConfig
