@@ -13,7 +13,7 @@ import torch
 from attrs import evolve, frozen
 
 from minfer import LLM, RequestOutput, SamplingParams
-from minfer.records.messages import Loading, Preempted
+from minfer.records.messages import Discarded, Loading, Preempted
 from tests.circles import claimed, long
 from tests.effects.test_kv_host_memory import reasons_of
 from tests.effects.tiny_families import VARIANTS, save
@@ -169,6 +169,35 @@ def test_states_come_back_from_host_memory(
             assert tokens_of(generate(llm, [text])) == [reference.tokens(text)]
         loads = [reason for reason in reasons if isinstance(reason, Loading)]
     assert [(load.blocks, load.hit) for load in loads] == [(8, 0)]
+
+
+@pytest.mark.parametrize("depth", [2, *long([1, 3])])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_failed_step_leaves_no_trace_in_states(
+    name: str, depth: int, reference_of: Callable[[str], Reference]
+) -> None:
+    """One fails before anything is computed, two when all is, states included."""
+    reference, texts, calls = reference_of(name), prompts(), 0
+    settings = {**SMALL, "max_num_batched_tokens": 16, "model": str(reference.folder)}
+    with LLM(**settings, steps_in_flight=depth) as llm:
+        step: Any = llm.worker.driver.executor
+        step = step.runner.step
+        model, reasons = step.model, reasons_of(llm)
+
+        def failing(*arguments: Any) -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            if calls == 4:
+                raise RuntimeError("before")
+            logits: torch.Tensor = model(*arguments)
+            if calls in (9, 16):
+                raise RuntimeError("behind")
+            return logits
+
+        step.model = failing
+        outputs = generate(llm, texts)
+    assert tokens_of(outputs) == [reference.tokens(text) for text in texts]
+    assert sum(isinstance(reason, Discarded) for reason in reasons) >= 3
 
 
 @pytest.mark.parametrize("depth", [2, *long([1])])
