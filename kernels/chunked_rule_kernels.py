@@ -1,4 +1,6 @@
-"""The kernels of gated_rule.py that take a block of tokens at once; the theory is there."""
+"""The kernels of gated_rule.py that take a block of tokens at once; theory is there."""
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -30,16 +32,17 @@ def _unit_inverse(lower, block: tl.constexpr):
     line = tl.arange(0, SUB)[None, :, None]
     column = tl.arange(0, SUB)[None, None, :]
     inverse = tl.where(line == column, 1.0, 0.0) + tl.zeros_like(diagonal)
+    # Row i of D, along the rows of the inverse that it weights, needs no other layout.
+    transposed = tl.permute(diagonal, (0, 2, 1))
     for i in range(1, SUB):
         # Row i of the inverse: of the identity, less row i of D times the rows before.
-        weights = tl.sum(tl.where(line == i, diagonal, 0.0), 1)
-        weights = tl.reshape(weights, (count, SUB, 1))
-        change = tl.sum(weights * inverse, 1)
-        inverse -= tl.where(line == i, tl.reshape(change, (count, 1, SUB)), 0.0)
+        weights = tl.sum(tl.where(column == i, transposed, 0.0), 2)
+        change = tl.sum(weights[:, :, None] * inverse, 1)
+        inverse -= tl.where(line == i, change[:, None, :], 0.0)
     if count == 1:
         result = tl.reshape(inverse, (block, block))
     else:
-        spread = tl.where(part == other, tl.reshape(inverse, (count, SUB, 1, SUB)), 0.0)
+        spread = tl.where(part == other, inverse[:, :, None, :], 0.0)
         inverses = tl.reshape(spread, (block, block))
         rest = tl.reshape(tl.where(part == other, 0.0, tiles), (block, block))
         power = -tl.dot(inverses, rest)
@@ -123,14 +126,6 @@ def prepare(
     if beta is None:
         products *= step[None, :]
         written *= step
-    else:
-        strength = tl.load(beta + token * beta_stride + head, mask=mask, other=0.0)
-        strength = tl.where(mask, activated(strength.to(tl.float32), "sigmoid"), 0.0)
-        lower = tl.dot(key, tl.trans(key)) * decay
-        lower *= (strength * key_scale)[:, None]
-        lower = tl.where(line[:, None] > line[None, :], lower, 0.0)
-        inverse = _unit_inverse(lower, block) * strength[None, :]
-        _store_square(inverses, tl.program_id(0), inverse, block)
     _store_square(scores, tl.program_id(0), products, block)
     heads = tl.num_programs(1)
     factors += (tl.program_id(0).to(tl.int64) * heads + head) * (_FACTORS * block) + line
@@ -138,6 +133,14 @@ def prepare(
     tl.store(factors + block, tl.exp(growth) * query_scale)
     tl.store(factors + 2 * block, written)
     tl.store(factors + 3 * block, tl.zeros([block], tl.float32) + tl.exp(last))
+    if beta is not None:
+        strength = tl.load(beta + token * beta_stride + head, mask=mask, other=0.0)
+        strength = tl.where(mask, activated(strength.to(tl.float32), "sigmoid"), 0.0)
+        lower = tl.dot(key, tl.trans(key)) * decay
+        lower *= (strength * key_scale)[:, None]
+        lower = tl.where(line[:, None] > line[None, :], lower, 0.0)
+        inverse = _unit_inverse(lower, block) * strength[None, :]
+        _store_square(inverses, tl.program_id(0), inverse, block)
 
 
 @triton.jit
@@ -238,7 +241,30 @@ def prepare_channels(
     tl.store(totals + total, tl.exp(last), mask=lane < keys)
 
 
-@triton.jit(do_not_specialize=["first_page", "first_unit", "chunks"])
+class _BlockFactors(NamedTuple):
+    """What `prepare` stores of a block's tokens and a head, [block] each."""
+
+    read: tl.tensor  # of keys that read the state
+    asked: tl.tensor  # of queries
+    written: tl.tensor  # of keys that are written
+    total: tl.tensor  # of the state, a number
+
+
+@triton.jit
+def _block_factors(factors, number, exists, block: tl.constexpr):
+    line = tl.arange(0, block)
+    pointers = factors + number * (_FACTORS * block)
+    end = tl.where(exists, block, 0)
+    mask = line < end
+    return _BlockFactors(
+        tl.load(pointers + line, mask=mask, other=0.0),
+        tl.load(pointers + block + line, mask=mask, other=0.0),
+        tl.load(pointers + 2 * block + line, mask=mask, other=0.0),
+        tl.load(pointers + 3 * block, mask=end > 0, other=0.0),
+    )
+
+
+@triton.jit(do_not_specialize=["first_page", "first_unit"])
 def carry(
     q,
     k,
@@ -301,6 +327,8 @@ def carry(
     first = tl.load(offsets + chunk).to(tl.int64)
     number = first_block(counts, chunk, block, pad).to(tl.int64) * heads + head
     square = line[:, None] * block + line[None, :]
+    if totals is None:
+        block_factors = _block_factors(factors, number, True, block)
     for begin in range(0, count, block):
         mask = begin + line < count
         token = first + begin + line
@@ -314,18 +342,21 @@ def carry(
         query_pointers = q + token[:, None] * q_stride + inner
         query = tl.load(query_pointers, mask=key_mask_2d, other=0.0)
         rounded = state.to(key.dtype)
-        result = tl.dot(query, rounded)
-        if totals is None:
-            factor = factors + number * (_FACTORS * block) + line
-            result *= tl.load(factor + block)[:, None]
         new = value
+        if totals is None:
+            # Of the next block, early: nothing waits for them here.
+            has_next = begin + block < count
+            next_factors = _block_factors(factors, number + heads, has_next, block)
         if inverses is not None:
             seen = tl.dot(key, rounded)
             if totals is None:
-                seen *= tl.load(factor)[:, None]
+                seen *= block_factors.read[:, None]
             change = (value.to(tl.float32) - seen).to(key.dtype)
             inverse = tl.load(inverses + number * (block * block) + square)
             new = tl.dot(inverse, change).to(key.dtype)
+        result = tl.dot(query, rounded)
+        if totals is None:
+            result *= block_factors.asked[:, None]
         score = tl.load(scores + number * (block * block) + square)
         result = tl.dot(score, new, result)
         if skip is not None:
@@ -333,9 +364,10 @@ def carry(
         out_pointers = out + (token[:, None] * heads + head) * values + lane[None, :]
         tl.store(out_pointers, result, mask=value_mask_2d)
         if totals is None:
-            written = new.to(tl.float32) * tl.load(factor + 2 * block)[:, None]
-            state *= tl.load(factors + number * (_FACTORS * block) + 3 * block)
+            written = new.to(tl.float32) * block_factors.written[:, None]
+            state *= block_factors.total
             state = tl.dot(tl.trans(key), written.to(key.dtype), state)
+            block_factors = next_factors
         else:
             total = tl.load(totals + number * keys + key_lane, mask=key_mask, other=0.0)
             state *= total[:, None]

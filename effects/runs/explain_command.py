@@ -70,6 +70,10 @@ _REASONS: Final = {
         "block {block:,} was not cached in layer group {group}, which has a window: of "
         "{cached:,} cached blocks those before it were used"
     ),
+    "StateMissed": (
+        "the last state of its recurrent layers was kept behind block {block:,}: of "
+        "{cached:,} cached blocks those before it were used"
+    ),
     "Discarded": "step {step} failed with it: {error!r}",
 }
 _COSTS: Final = ": {0} to load them, {1} to compute them, as expected"
@@ -93,6 +97,7 @@ _BECAUSE: Final = {  # reasons why the first missing block was missing
     "pending": "was another's too, but not cached yet",
     "passed": "was computed, and was evicted or given back behind the window",
     "window": "was not cached in layer group {missed}, which has a window",
+    "state": "was cached, but no state of the recurrent layers was kept behind it",
     "differs": "begins as another's, but goes on differently",
     "new": "was never there",
     "": "is the first that may not be: one token is always computed",
@@ -237,6 +242,8 @@ def _cause_of_miss(prefix: PrefixComparison, size: int, *, windowed: bool) -> st
     end = prefix.hit + size
     if end > prefix.known - 1:
         return ""
+    if prefix.lacked_state:
+        return "state"
     if prefix.missed is not None:
         return "window"
     if prefix.cached >= end:  # not all that leaves a window was published

@@ -246,9 +246,9 @@ def _no_cache_memory_error(plan: MemoryPlan, limit: int) -> NotEnoughMemoryError
 
 
 def _context_too_long_error(plan: MemoryPlan, num_needed: int) -> NotEnoughMemoryError:
-    remedy = f"use --max-model-len {plan.largest_context}, or"
+    remedy = f"use --max-model-len {plan.largest_context}, or "
     if not plan.num_blocks:
-        remedy = "use a smaller --block-size, or"
+        remedy = "use a smaller --block-size, or "
     state, pages = "", plan.sizes.state_pages
     if pages:
         size = size_text(pages * plan.block_bytes)
@@ -258,7 +258,7 @@ def _context_too_long_error(plan: MemoryPlan, num_needed: int) -> NotEnoughMemor
         f"one sequence of {plan.sizes.max_model_len} tokens (--max-model-len) needs "
         f"{num_needed} KV blocks of {plan.sizes.block_size} tokens, "
         f"{size_text(num_needed * plan.block_bytes)}{state}, but the cache has "
-        f"{plan.num_blocks}, {size_text(plan.kv_cache)}; {remedy} raise "
+        f"{plan.num_blocks}, {size_text(plan.kv_cache)}; {remedy}raise "
         "--kv-cache-memory-bytes, --num-gpu-blocks-override or --gpu-memory-utilization"
     )
 

@@ -4,7 +4,6 @@ from attrs import evolve
 
 from minfer.effects.models.architecture.kv_format import AUTO
 from minfer.effects.models.architecture.spec import ModelSpec
-from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.speculation_settings import SpeculativeConfig
 from minfer.values.checks import ConfigError
@@ -27,17 +26,12 @@ def with_state_dtype(spec: ModelSpec, name: str) -> ModelSpec:
 def check_recurrent_layers(
     args: EngineArgs, spec: ModelSpec, speculative: SpeculativeConfig | None
 ) -> None:
-    """Refuse settings that are not supported beside recurrent layers, and models of such
-    layers alone. Raises ConfigError and UnsupportedModelError.
+    """Refuse settings that are not supported beside recurrent layers. Raises
+    ConfigError.
     """
     if not spec.has_states:
         return
     name = spec.family.architecture
-    if not spec.attentions:
-        raise UnsupportedModelError(
-            f"{name} of recurrent layers alone is not supported: a layer must have "
-            f"attention"
-        )
     if speculative is not None:
         raise ConfigError(
             f"speculative decoding is not supported yet for {name}, as the states of its "

@@ -18,7 +18,13 @@ from minfer.analysis.lives import ParsedTurn
 from minfer.journal.redact import redacted_config
 from minfer.lifecycle.committed import committed
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Admitted, Ended, Preempted, WindowMissed
+from minfer.records.messages import (
+    Admitted,
+    Ended,
+    Preempted,
+    StateMissed,
+    WindowMissed,
+)
 from minfer.records.sequence import SampleId, Sequence
 from minfer.records.state import EngineState
 
@@ -40,6 +46,8 @@ class PrefixComparison:
     cached: int = 0
     # the group of layers whose window lacked the block that missed, if others had it
     missed: int | None = None
+    # whether other layers had it, and no state of recurrent layers was kept behind it
+    lacked_state: bool = False
 
 
 @frozen(eq=False)
@@ -74,7 +82,11 @@ class PrefixTracker:
                 continue
             if reason.sample == 0 and reason.prompt:
                 comparison = self._compare(parsed.turn.transition.state, reason)
-                self.comparison = evolve(comparison, missed=_missed_group(parsed, reason))
+                self.comparison = evolve(
+                    comparison,
+                    missed=_missed_group(parsed, reason),
+                    lacked_state=_lacked_state(parsed, reason),
+                )
                 self.past.clear()
                 return
 
@@ -172,6 +184,15 @@ def _missed_group(parsed: ParsedTurn, admitted: Admitted) -> int | None:
         ):
             return reason.group
     return None
+
+
+def _lacked_state(parsed: ParsedTurn, admitted: Admitted) -> bool:
+    """Whether the hit of a sample admitted in this turn ended where its last state was
+    kept.
+    """
+    name = admitted.id, admitted.sample
+    reasons = parsed.turn.transition.reasons
+    return any(isinstance(r, StateMissed) and (r.id, r.sample) == name for r in reasons)
 
 
 def _num_common(history: tuple[int, ...], tokens: "array[int]") -> int:

@@ -53,6 +53,13 @@ def group_keys(keys: Keys, group: int) -> Keys:
     return tuple([bytes((group,)) + key for key in keys]) if group else keys
 
 
+def is_state(key: Key, state_group: int) -> bool:
+    """Whether this key is of a state of recurrent layers; `state_group` is 0 if there are
+    none.
+    """
+    return len(key) > DIGEST and key[0] == state_group > 0
+
+
 def is_tail(key: Key) -> bool:
     """Whether this key, of the first group, is of a partial block."""
     return len(key) > DIGEST

@@ -20,6 +20,10 @@ one step whatever the length of the chain, and `idlers` has some that cannot be 
 Stores hold blocks of the device for a while, mostly such as sequences hold. These are
 `pinned`: a small map counts that, and the node changes only if its last user leaves.
 
+A kept state of recurrent layers is a child of the block after which it was taken, and has
+no children. Nothing holds it but newcomers that are about to start from it, and stores.
+So it is evicted before its block.
+
 In a group of layers with a sliding window a sequence releases ancestors while it runs:
 blocks are published alone, each a root, and it holds those in its window one by one. A
 cached chain may then have gaps, and a hit needs only the blocks of the last window. The
@@ -33,7 +37,7 @@ from typing import Final, Protocol, TypeAlias
 
 from attrs import Factory, frozen
 
-from minfer.blocks.keys import Key, Keys, group_key
+from minfer.blocks.keys import Key, Keys, group_key, is_state
 from minfer.values.pmap import Map
 from minfer.values.tickets import Words, add, drop, pop_least, words_of
 
@@ -78,6 +82,8 @@ class PrefixIndex:
     unstored: Keys | None = None
     held: Map[Key, int] | None = None  # holders by block; None: `users` count them
     pinned: Map[Key, int] = Map()  # of blocks with users: holders that do not count there
+    state_group: int = 0  # whose blocks are kept states; 0: there is none
+    state_pages: int = 0  # of kept states
 
     @property
     def idlers(self) -> int:
@@ -192,6 +198,8 @@ class PrefixChange:
         "next_use",
         "nodes",
         "pinned",
+        "state_group",
+        "state_pages",
         "unstored",
         "words",
     )
@@ -206,6 +214,8 @@ class PrefixChange:
         self.unstored = prefix.unstored
         self.held = prefix.held
         self.pinned = prefix.pinned
+        self.state_group = prefix.state_group
+        self.state_pages = prefix.state_pages
 
     def done(self) -> PrefixIndex:
         """The index with all changes."""
@@ -219,6 +229,8 @@ class PrefixChange:
             self.unstored,
             self.held,
             self.pinned,
+            self.state_group,
+            self.state_pages,
         )
 
     @property
@@ -364,6 +376,45 @@ class PrefixChange:
         self.cached += len(pages)
         return True
 
+    def publish_state(
+        self, parent: Key, key: Key, pages: Pages, *, store: bool = True
+    ) -> bool:
+        """Publish a state of recurrent layers after the block `parent`, or ROOT, that
+        nothing holds; False if it is kept already, or the block is not cached. `store`:
+        whether it is noted for tiers.
+        """
+        nodes, last_use = self.nodes, self.next_use
+        if key in nodes or (parent != ROOT and parent not in nodes):
+            return False
+        if parent != ROOT:
+            block, before, users, children, listed = nodes[parent]
+            nodes[parent] = (block, before, users, children + 1, listed)
+            if not users and not children:
+                self._unlist_idle(listed)
+        nodes[key] = (pages, parent, 0, 0, last_use)
+        self._list_idle(key, last_use)
+        self.next_use += 1
+        self.cached += len(pages)
+        self.state_pages += len(pages)
+        if store and self.unstored is not None:
+            self.unstored += (key,)
+        return True
+
+    def drop_state(self, key: Key) -> Pages:
+        """Unpublish a kept state that nothing holds; returns its pages."""
+        nodes = self.nodes
+        pages, parent, _, _, last_use = nodes.pop(key)
+        self._unlist_idle(last_use)
+        self.cached -= len(pages)
+        self.state_pages -= len(pages)
+        if parent != ROOT:
+            block, before, users, children, listed = nodes[parent]
+            if not users and children == 1:  # as in `evict`
+                listed = max(listed, last_use)
+                self._list_idle(parent, listed)
+            nodes[parent] = (block, before, users, children - 1, listed)
+        return pages
+
     def can_evict(self, count: int) -> bool:
         """Whether `count` pages can be evicted."""
         if self.held is None or count > self.idlers:
@@ -385,6 +436,8 @@ class PrefixChange:
             if key in holders:
                 continue  # it is listed again when it is released
             pages, parent, _, _, _ = nodes.pop(key)
+            if self.state_pages and is_state(key, self.state_group):
+                self.state_pages -= len(pages)
             while True:
                 evicted += pages
                 keys.append(key)

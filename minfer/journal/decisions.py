@@ -55,7 +55,7 @@ def facts(before: EngineState, transition: Transition) -> Facts:
     `plans` has one entry for each plan, relative to the one before it: sequences that
     `left` and `joined` [place, run id, row], `num_scheduled_tokens` and
     `max_sampled_tokens` that are not 1, `fills`, `opens`, `grows`, `copies`, `drafts`,
-    `deferred`. `moves`, `finished`, `wake` and `reasons` are the rest.
+    `deferred`, `saves`. `moves`, `finished`, `wake` and `reasons` are the rest.
     """
     changes: Facts = {}
     plans: list[Facts] = []
@@ -139,6 +139,8 @@ def _plan_facts(last: Plan | None, plan: Plan) -> Facts:
         ]
     if plan.deferred:
         changes["deferred"] = list(plan.deferred)
+    if plan.saves:
+        changes["saves"] = [[save.index, _ranges(save.pages)] for save in plan.saves]
     return changes
 
 

@@ -63,6 +63,10 @@ def _window_missed(reason: _ReasonFields) -> str:
     return f"{_sample(reason)}: block {reason['block']} in group {reason['group']}"
 
 
+def _state_missed(reason: _ReasonFields) -> str:
+    return f"{_sample(reason)} from block {reason['block']} of {reason['cached']} on"
+
+
 def _sample(reason: _ReasonFields) -> str:
     return sample_name((reason["id"], reason["sample"]))
 
@@ -85,6 +89,7 @@ _PHRASES: Final = {
     "QueueBlocked": _Phrases("blocked", _blocked),
     "Missed": _Phrases("missed the prefix of", _missed),
     "WindowMissed": _Phrases("missed blocks of a window of", _window_missed),
+    "StateMissed": _Phrases("missed a state of", _state_missed),
     "Discarded": _Phrases("discarded", _fields),
     "Ignored": _Phrases("ignored", _fields),
     "PolicyOverride": _Phrases("overruled the policy in", _fields),
@@ -97,7 +102,7 @@ def reasons(recorded: Facts, replayed: Facts) -> Iterator[Difference]:
     """
     old_kinds, new_kinds = _by_kind(recorded), _by_kind(replayed)
     if old_kinds.get("Admitted") != new_kinds.get("Admitted"):  # misses follow from it
-        for missed in ("Missed", "WindowMissed"):
+        for missed in ("Missed", "WindowMissed", "StateMissed"):
             old_kinds.pop(missed, None)
             new_kinds.pop(missed, None)
     for kind in dict.fromkeys((*_PHRASES, *old_kinds, *new_kinds)):

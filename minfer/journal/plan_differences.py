@@ -24,6 +24,7 @@ _COLUMNS: Final[dict[str, int | None]] = {
     "device row": None,
     "blocks": None,
     "new blocks": None,
+    "saved state": None,
 }
 
 
@@ -98,6 +99,8 @@ def _batch(plan: Facts, names: list[str], rows: list[int | None]) -> PlanBatch:
     for index, _, _, *tables in plan.get("opens", ()):
         for group, table in enumerate(tables):
             batch.rows[names[index]][_of_group("blocks", group)] = table
+    for index, pages in plan.get("saves", ()):
+        batch.rows[names[index]]["saved state"] = pages
     owner = dict(zip(rows, names, strict=True))
     for row, first_entry, blocks, *group in plan.get("grows", ()):
         name = owner.get(row, f"device row {row}")

@@ -144,15 +144,32 @@ def _running(run: Running, prefix: PrefixIndex) -> Iterator[dict[str, Any]]:
             "last_index": run.last_index[i],
             "leaf": _block(prefix, run.chains[i].leaf),
             **_tables(run.tables[i], run.chains[i]),
+            **({"states": _states(run, i, prefix)} if run.save_at else {}),
         }
+
+
+def _states(run: Running, i: int, prefix: PrefixIndex) -> dict[str, Any]:
+    """The working state of a sequence, and its kept ones."""
+    states = run.chains[i].states
+    kept = [key for key in states.kept if key in prefix.nodes]
+    has_checkpoint = states.checkpoint in prefix.nodes
+    return {
+        "working": list(run.tables[i][-1]),
+        "starts from": _block(prefix, states.origin),
+        "kept": [_block(prefix, key) for key in kept],
+        "checkpoint": _block(prefix, states.checkpoint) if has_checkpoint else -1,
+        "shared": states.shared,
+        "last": states.last,
+        "save at": run.save_at[i],
+    }
 
 
 def _tables(tables: Tables, chain: Chain) -> dict[str, Any]:
     """The table of a sequence; those of further groups are apart."""
     first, *more_groups = (
         {"table": list(table), "sealed": sealed, "behind the window": low}
-        for table, sealed, low in zip(tables, chain.sealed, chain.low, strict=True)
-    )
+        for table, sealed, low in zip(tables, chain.sealed, chain.low, strict=False)
+    )  # the working state, which has no blocks, is the last table
     return {**first, "more groups": more_groups} if more_groups else first
 
 
@@ -164,7 +181,12 @@ def _plan(plan: Plan) -> dict[str, Any]:
         "starts": list(plan.starts),
         "num_scheduled_tokens": list(plan.num_scheduled_tokens),
         "max_sampled_tokens": list(plan.max_sampled_tokens),
+        **({"saves": _saves(plan)} if plan.saves else {}),
     }
+
+
+def _saves(plan: Plan) -> list[Any]:
+    return [[save.index, list(save.pages)] for save in plan.saves]
 
 
 def _live(live: LiveRequest) -> dict[str, Any]:

@@ -18,7 +18,15 @@ from typing import Any, Final
 import attrs
 from attrs import define, field
 
-from minfer.blocks.keys import Key, Keys, block_key, extend_keys, is_tail
+from minfer.blocks.keys import (
+    Key,
+    Keys,
+    block_key,
+    extend_keys,
+    group_key,
+    is_state,
+    is_tail,
+)
 from minfer.blocks.ownership import Blocks
 from minfer.blocks.prefix import ROOT, PrefixIndex
 from minfer.journal.redact import (
@@ -34,7 +42,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.drafting import Drafting, Proposed
 from minfer.records.plan import Plan
 from minfer.records.request import Request
-from minfer.records.sequence import Chain, Running, Sequence
+from minfer.records.sequence import Chain, RowStates, Running, Sequence
 from minfer.records.state import EngineState
 from minfer.records.waiting import WaitingQueue
 from minfer.values.log import Log
@@ -134,7 +142,9 @@ class _Redaction:
         replay.
         """
         if key not in self.keys:
-            if is_tail(key):
+            if is_state(key, self.config.state_group or 0):
+                self.keys[key] = group_key(parent, key[0])  # its block's content
+            elif is_tail(key):
                 self.keys[key] = redacted_tail(self.secret, key)
             else:
                 tokens = redact_block(self.secret, key, self.config.block_size)
@@ -229,8 +239,22 @@ class _Redaction:
             chain,
             keys=_split_like(chain.keys, keys),
             leaf=self.key(chain.leaf),
+            states=self._states(chain.states),
             chunks=_split_like(chain.chunks, chunks),
         )
+
+    def _states(self, states: RowStates) -> RowStates:
+        """The kept states of a running sequence, whose own keys are known."""
+        return attrs.evolve(
+            states,
+            origin=self._state(states.origin),
+            kept=tuple(map(self._state, states.kept)),
+            checkpoint=self._state(states.checkpoint),
+        )
+
+    def _state(self, key: Key) -> Key:
+        """The key of a kept state, which has that of its block."""
+        return group_key(self.keys[key[1:]], key[0]) if key else ROOT
 
 
 def _split_like(log: Log[Any], entries: tuple[Any, ...]) -> Log[Any]:

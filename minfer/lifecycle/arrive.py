@@ -124,27 +124,35 @@ class _Arrivals:
         self.live[request.id] = LiveRequest(place, request.n)
         self.arrivals += 1
         if config.external_store is not None and request.kv_transfer is not None:
-            prompt = keys[: len(request.prompt) // config.block_size]
-            self._note_kv_transfer(config.external_store, request.kv_transfer, prompt)
+            num_prompt = len(request.prompt)
+            self._note_kv_transfer(
+                config.external_store, request.kv_transfer, keys, num_prompt
+            )
 
     def _note_kv_transfer(
-        self, store: ExternalStore, transfer: KvTransfer, prompt: Keys
+        self, store: ExternalStore, transfer: KvTransfer, keys: Keys, num_prompt: int
     ) -> None:
         """Believe what the sender says of the external store; or have blocks of the
-        prompt stored there: those that are cached now, and others once they are.
+        prompt of `num_prompt` tokens stored there: those that are cached now, and others
+        once they are. Of states of recurrent layers, only that at its end.
         """
+        prompt = keys[: num_prompt // self.config.block_size]
+        end = (num_prompt - 1) // self.config.block_size
         external_keys, queue = self.tiers.external_keys, self.tiers.external_queue
         push = self.tiers.push_keys
-        first, stored = transfer.first_block, transfer.num_stored_blocks
-        for g in range(len(self.config.groups)):
+        blocks = prompt[: None if transfer.push_to else transfer.num_stored_blocks]
+        for g, group in enumerate(self.config.groups):
+            first = transfer.first_block
+            of_group = (
+                blocks[max(first, end - 1) : end] if group.state else blocks[first:]
+            )
+            own_keys = group_keys(of_group, g)
             if transfer.push_to:
-                own_keys = group_keys(prompt[first:], g)
                 external_keys = external_keys.discard(own_keys)
                 queue = queue.extended(own_keys, self.config.num_blocks)
                 if store.push_only:
                     push = push.add(own_keys, store.max_known_keys)
             else:
-                own_keys = group_keys(prompt[first:stored], g)
                 external_keys = external_keys.add(own_keys, store.max_known_keys)
         self.tiers = evolve(
             self.tiers, external_keys=external_keys, push_keys=push, external_queue=queue

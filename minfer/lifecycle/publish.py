@@ -96,7 +96,7 @@ def window_blocks_coming(config: EngineConfig, state: EngineState) -> bool:
         outside(scheduled, group.window, size)
         > max(chain.low[g], group.sink_blocks(size))
         for scheduled, chain in zip(run.scheduled, run.chains, strict=True)
-        for g, group in enumerate(config.groups)
+        for g, group in enumerate(config.block_groups)
     )
 
 
@@ -105,7 +105,7 @@ def _publish(
 ) -> EngineState:
     run = state.running
     change = Transaction(state.blocks)
-    windows = any(group.window for group in config.groups)
+    windows = any(group.window for group in config.block_groups)
     sure = all_committed(config, state, upto) if windows else {}
     chains: dict[int, Chain] = {}
     tails: dict[int, tuple[int, ...]] = {}
@@ -138,7 +138,7 @@ def _publish_groups(
     """
     chain, tables, prefix = run.chains[i], run.tables[i], change.prefix
     sealed, low, leaf = list(chain.sealed), list(chain.low), chain.leaf
-    for g, group in enumerate(config.groups):
+    for g, group in enumerate(config.block_groups):
         have, pages, table = sealed[g], group.pages, tables[g]
         if group.window:
             num_outside = outside(sure, group.window, config.block_size)
@@ -153,7 +153,7 @@ def _publish_groups(
                 new = bundles(table[have * pages : count * pages], pages)
                 leaf, _ = prefix.publish(leaf, own_keys, new)
                 sealed[g] = count
-    return Chain(keys, tuple(sealed), leaf, chunks, tuple(low))
+    return Chain(keys, tuple(sealed), leaf, chunks, tuple(low), chain.states)
 
 
 def _publish_window(

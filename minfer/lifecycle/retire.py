@@ -19,7 +19,7 @@ from minfer.lifecycle.committed import all_committed
 from minfer.lifecycle.publish import compute_keys, held_keys
 from minfer.records.config import EngineConfig
 from minfer.records.request import Request
-from minfer.records.sequence import Chain, Running, without
+from minfer.records.sequence import Chain, RowStates, Running, without
 from minfer.records.state import EngineState, Fence
 from minfer.values.record import evolve
 
@@ -72,13 +72,13 @@ def release_sequence(
     chain_keys = chain.keys
     if upto > min(chain.sealed):
         chain_keys, _, _ = compute_keys(config, run, i, upto)
-    tail = _tail(run.seqs[i].request, sure)
+    tail = ROOT if config.state_group else _tail(run.seqs[i].request, sure)
     published: Keys = ()
     private: Pages = ()
-    for g, table in enumerate(run.tables[i]):
-        pages, have = config.groups[g].pages, chain.sealed[g]
+    for g, group in enumerate(config.block_groups):
+        table, pages, have = run.tables[i][g], group.pages, chain.sealed[g]
         end = max(have, upto)
-        sinks, low = config.groups[g].sink_blocks(config.block_size), chain.low[g]
+        sinks, low = group.sink_blocks(config.block_size), chain.low[g]
         keys = group_keys(unreleased(chain_keys, have, end, low, sinks), g)
         if tail != ROOT and group_key(tail, g) not in change.prefix.nodes:
             end, keys = end + 1, (*keys, group_key(tail, g))
@@ -93,7 +93,27 @@ def release_sequence(
             held_blocks = held_keys(config, chain, g)
         published += held_blocks
         private += table[end * pages :]
-    return Released(published, private)
+    if config.state_group is None:
+        return Released(published, private)
+    states = _held_states(change, chain.states)
+    return Released(states + published, private + run.tables[i][config.state_group][:])
+
+
+def _held_states(change: Transaction, states: RowStates) -> Keys:
+    """The kept states that a sequence which leaves holds: that from which it was to
+    start; or the last one that it saved, so that it is evicted after the blocks behind
+    it, without which it is of use, as they are not without it.
+    """
+    prefix = change.prefix
+    if states.origin:
+        return (states.origin,)
+    last = next((key for key in reversed(states.kept) if key in prefix.nodes), ROOT)
+    if not last:
+        return ()
+    prefix.hold(last)
+    if last == states.checkpoint and prefix.unstored is not None:
+        prefix.unstored += (last,)  # no other will take its place
+    return (last,)
 
 
 def _publish_last(

@@ -10,8 +10,10 @@ from minfer.records.sequence import Chain, Running, Sequence, Tables
 
 
 def table_blocks(config: EngineConfig, tables: Tables) -> int:
-    """How many blocks the shortest of a sequence's tables has."""
-    pairs = zip(tables, config.groups, strict=True)
+    """How many blocks the shortest of a sequence's tables has; that of the state group
+    does not count.
+    """
+    pairs = zip(tables, config.block_groups, strict=False)
     return min([len(table) // group.pages for table, group in pairs])
 
 
@@ -39,9 +41,10 @@ def new_columns(
     tables: Tables,
     chain: Chain,
     start: int,
+    save_at: tuple[int, ...] = (),
 ) -> Running:
-    """A new generation of `seq` as columns of one entry; the KV below `start` is cached
-    or copied.
+    """A new generation of `seq` as columns of one entry, or none of `save_at`; the KV
+    below `start` is cached or copied.
     """
     request = seq.request
     base = len(seq.history)
@@ -63,4 +66,5 @@ def new_columns(
         chains=(chain,),
         tails=(seq.history[num_blocks * config.block_size :],),
         fresh=((),),
+        save_at=save_at,
     )

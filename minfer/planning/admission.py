@@ -11,6 +11,7 @@ from minfer.lifecycle.pausing import skips_as_suspect
 from minfer.lifecycle.seat import table_blocks
 from minfer.planning.admit import Admission, admit, current_load, preempt_last, shortage
 from minfer.planning.load import choose_source
+from minfer.planning.states import bound_chunk
 from minfer.planning.step_builder import StepBuilder, row_cost, token_cost
 from minfer.policies import consult
 from minfer.records.messages import QueueBlocked, Reason, WakeAt
@@ -144,6 +145,10 @@ def _add_to_step(
     if not share:
         builder.skipped.add(run_id)
         return
+    if builder.config.state_group:
+        share, save_at = bound_chunk(builder.config, builder.state, seat, 0, share)
+        bounded = evolve(admission, seat=evolve(seat, save_at=(save_at,)))
+        builder.newcomers[-1] = bounded
     builder.shares[run_id] = share
     builder.room -= row_cost(builder.config, seq.request, share)
 

@@ -33,6 +33,7 @@ from minfer.planning.prefix_hit import (
     readable_blocks,
     take_hit,
 )
+from minfer.planning.start_state import take_working_state, with_states
 from minfer.policies import consult
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
@@ -40,6 +41,7 @@ from minfer.records.messages import (
     Missed,
     QueueBlocked,
     Reason,
+    StateMissed,
     WindowMissed,
 )
 from minfer.records.plan import Copy
@@ -155,13 +157,17 @@ def _allocate(
         return state, blocked
     change = Transaction(state.blocks)
     hit = take_hit(config, state, change, seq.keys, readable_blocks(seq, full))
+    working, origin = take_working_state(config, change, hit, num_known)
     tables = _take_tables(
         config, change, hit, num_known, max_tokens, len(state.running) + num_newcomers
     )
     copies: tuple[Copy, ...] = ()
     sources: Keys = ()
     # A copy goes with the plan that opens the row, which may not be the next one.
-    at_once = seq.id not in state.paused and not skips_as_suspect(config, state, seq.id)
+    # The state of recurrent layers is of a whole block.
+    at_once = not config.state_group and (
+        seq.id not in state.paused and not skips_as_suspect(config, state, seq.id)
+    )
     if sibling is not None and hit.blocks == full and at_once:
         copies = _sibling_tail(config, state.running, sibling, tables, num_known)
     elif (
@@ -173,15 +179,18 @@ def _allocate(
         cached = min(hit.blocks * size, len(seq.request.prompt))
         seq = evolve(seq, cached=cached) if cached else seq
     sealed = (hit.blocks,) * len(tables)
+    chain = Chain(Log(seq.keys), sealed, hit.leaf, low=hit.low)
     seat = new_columns(
         config,
         seq,
         run_id=state.next_run_id,
         row=state.free_rows[-1],
         tables=tables,
-        chain=Chain(Log(seq.keys), sealed, hit.leaf, low=hit.low),
+        chain=chain,
         start=start,
     )
+    if config.state_group:
+        seat = with_states(config, seat, hit, working, origin)
     reasons = _reasons(state, seq, hit.found, full, size, copies)
     if not seq.preempted:
         now = current_load(config, state, num_newcomers)
@@ -208,14 +217,14 @@ def _take_tables(
     num_blocks = end = -(-num_known // size)
     windows = 0  # pages of a block in groups that take blocks chunk by chunk
     if config.by_chunk:
-        windows = sum(group.pages for group in config.groups if group.window)
+        windows = sum(group.pages for group in config.block_groups if group.window)
         needed = (num_blocks - hit.blocks) * (config.block_pages - windows)
         plenty = change.available - needed - other_rows * config.block_pages
         chunk = -(-min(num_known, hit.blocks * size + max_tokens) // size)
         end = max(hit.blocks + 1, min(chunk, hit.blocks + plenty // windows))
     new = [
         ((end if windows and group.window else num_blocks) - hit.blocks) * group.pages
-        for group in config.groups
+        for group in config.block_groups
     ]
     allocated = change.take(sum(new))
     pages = iter(allocated.pages if allocated else ())  # never None: they were counted
@@ -252,7 +261,7 @@ def _sibling_tail(
 
 def _block_pages(config: EngineConfig, tables: Tables, block: int) -> Pages:
     """The pages of one block of a sequence in all groups."""
-    tables_and_groups = zip(tables, config.groups, strict=True)
+    tables_and_groups = zip(tables, config.block_groups, strict=False)
     return flattened(
         [
             table[block * group.pages : (block + 1) * group.pages]
@@ -316,14 +325,13 @@ def _reasons(
     )
     if hit == full:
         return (admitted,)
-    missed = Missed(*seq.id, hit, full)
-    if prefix_hit.missed is None:
-        return admitted, missed
-    return (
-        admitted,
-        missed,
-        WindowMissed(*seq.id, prefix_hit.missed, hit, prefix_hit.cached),
-    )
+    reasons: list[Reason] = [admitted, Missed(*seq.id, hit, full)]
+    shared, cached = prefix_hit.shared, prefix_hit.cached
+    if prefix_hit.missed is not None:
+        reasons.append(WindowMissed(*seq.id, prefix_hit.missed, shared, cached))
+    if hit < shared:
+        reasons.append(StateMissed(*seq.id, hit, shared))
+    return tuple(reasons)
 
 
 def _leave_queue(state: EngineState, seq: Sequence, blocks: Blocks) -> EngineState:

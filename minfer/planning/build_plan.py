@@ -10,6 +10,7 @@ from operator import add
 
 from attrs import frozen
 
+from minfer.planning.saves import plan_saves
 from minfer.planning.step_builder import StepBuilder
 from minfer.records.config import EngineConfig
 from minfer.records.plan import Draft, NewRow, Plan, PrefillTokens
@@ -51,6 +52,8 @@ def build_plan(builder: StepBuilder) -> Plan:
         ahead, counts, max_sampled = _with_chunks(
             run, out, chunks, ahead, counts, max_sampled
         )
+    scheduled = tuple(map(add, run.scheduled, ahead))
+    saves = plan_saves(builder, scheduled, out) if config.state_group else ()
     plan = Plan(
         step=state.next_step,
         run_ids=run_ids,
@@ -64,16 +67,18 @@ def build_plan(builder: StepBuilder) -> Plan:
         ),
         grows=tuple(builder.grown.values()),
         copies=tuple(
-            chain.from_iterable([newcomer.copies for newcomer in builder.newcomers])
+            chain(builder.copies, *[newcomer.copies for newcomer in builder.newcomers])
         ),
         drafts=_drafts(builder, run_ids) if builder.drafts else (),
         deferred=_deferred_rows(run, run_ids, max_sampled)
         if state.needs_host_mask
         else (),
+        saves=saves,
     )
+    state = builder.state
     builder.state = evolve(
         state,
-        running=evolve(run, scheduled=tuple(map(add, run.scheduled, ahead))),
+        running=evolve(state.running, scheduled=scheduled),
         inflight=(*state.inflight, plan),
         next_step=plan.step + 1,
     )

@@ -15,6 +15,7 @@ from minfer.lifecycle.publish import RELEASE, publish_blocks
 from minfer.lifecycle.retire import free_fenced_blocks
 from minfer.lifecycle.transitions import Cause
 from minfer.planning.discard import discard
+from minfer.planning.saves import keep_states
 from minfer.planning.spread import deferrable_blocks
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Executed, Failed, Finished, clip
@@ -79,6 +80,8 @@ def _commit_results(
         state = evolve(state, running=run)
     fillings = _publishable(config, state.running, plan, ripe, ends)
     state = publish_blocks(config, state, fillings)
+    if plan.saves:
+        state = keep_states(config, state, plan)
     finished: tuple[Finished, ...] = ()
     if ends:
         state, finished = _end(config, state, ends)
@@ -133,6 +136,7 @@ def _advance(
         chains=run.chains,
         tails=tails,
         fresh=fresh,
+        save_at=run.save_at,
     )
     return advanced, new
 
@@ -319,4 +323,21 @@ def _publishable(
             upto[i] = computed[run.run_ids[i]]
         elif config.by_chunk:
             upto[i] = RELEASE
+    _add_saved(config, run, plan, upto)
     return upto
+
+
+def _add_saved(
+    config: EngineConfig, run: Running, plan: Plan, upto: dict[int, int]
+) -> None:
+    """Add the sequences whose states a plan saved: the blocks before these are published
+    first, also of those that end.
+    """
+    ends = {
+        plan.run_ids[save.index]: plan.starts[save.index]
+        + plan.num_scheduled_tokens[save.index]
+        for save in plan.saves
+    }
+    for i in positions(run, ends):
+        blocks = ends[run.run_ids[i]] // config.block_size
+        upto[i] = max(upto.get(i, 0), blocks)

@@ -4,12 +4,17 @@ Their sequences restart from committed KV, which a failed step cannot have chang
 sequences of the failed step are suspects: after a number of failures a sample ends with
 an error, and one that is close to it runs alone first, so that it does not end by the
 fault of another sequence.
+
+With a state group they cannot restart in place: the working state of a row is not
+addressed by position, and a failed step may have changed it. They are preempted, and
+start from the last state that was kept.
 """
 
 from minfer.lifecycle.ending import end_samples, ending_sample
-from minfer.lifecycle.preempt import restart
+from minfer.lifecycle.preempt import preempt, restart
 from minfer.lifecycle.retire import free_fenced_blocks
 from minfer.lifecycle.transitions import Cause
+from minfer.planning.saves import release_saves
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Discarded, Reason, clip
 from minfer.records.sequence import SampleId, positions
@@ -32,11 +37,30 @@ def discard(
     touched = {run_id for plan in state.inflight for run_id in plan.run_ids}
     spots = positions(run, touched)
     reason = Discarded(step, error, len(state.inflight), len(spots))
+    if config.state_group:
+        state = evolve(release_saves(state), faults=tuple(faults.items()))
+        failed = _end_failed_samples(config, state, faults, error, reason)
+        return _preempt_touched(config, failed, touched)
     state = restart(config, state, spots)
     state = evolve(state, inflight=(), faults=tuple(faults.items()))
     return _end_failed_samples(
         config, free_fenced_blocks(state, None), faults, error, reason
     )
+
+
+def _preempt_touched(
+    config: EngineConfig, ended: Transition, touched: set[int]
+) -> Transition:
+    """Preempt the generations in plans in flight, which are discarded: all but those that
+    have just ended.
+    """
+    state, reasons = ended.state, list[Reason]()
+    for run_id in [run_id for run_id in state.running.run_ids if run_id in touched]:
+        i = state.running.run_ids.index(run_id)
+        state, reason = preempt(config, state, i, state.running.ids[i])
+        reasons.append(reason)
+    state = free_fenced_blocks(evolve(state, inflight=()), None)
+    return evolve(ended, state=state, reasons=(*ended.reasons, *reasons))
 
 
 def _end_failed_samples(

@@ -123,7 +123,7 @@ def _pages_of_growth(config: EngineConfig, run: Running, upto: Mapping[int, int]
         [
             max(0, blocks * group.pages - len(table))
             for i, blocks in upto.items()
-            for table, group in zip(run.tables[i], config.groups, strict=True)
+            for table, group in zip(run.tables[i], config.block_groups, strict=False)
         ]
     )
 
@@ -157,7 +157,7 @@ def _extend_tables(
     grown: Grown = {}
     for i, blocks in upto.items():
         row_tables = list(run.tables[i])
-        for g, group in enumerate(config.groups):
+        for g, group in enumerate(config.block_groups):
             first = len(row_tables[g])
             lacks = blocks * group.pages - first
             if lacks <= 0:

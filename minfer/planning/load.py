@@ -15,6 +15,7 @@ from minfer.blocks.ownership import Transaction
 from minfer.blocks.prefix import ROOT, bundles, lookup, pages_of
 from minfer.blocks.window import outside, unreleased
 from minfer.planning.prefix_hit import find_hit, readable_blocks
+from minfer.planning.states import block_before_state, state_key
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     FetchBlocks,
@@ -59,7 +60,9 @@ class _EitherIndex:
 
 @frozen
 class _Missing:
-    """Consecutive blocks of a chain that the device lacks, behind one that it has."""
+    """Consecutive blocks of a chain that the device lacks, behind one that it has; or the
+    state of recurrent layers behind a block.
+    """
 
     parent: Key
     keys: Keys
@@ -184,8 +187,8 @@ def _without_gap(
     """How many of the first `full` blocks are there without a gap behind the `hit` ones
     of the device: keys of the external store are forgotten one by one, parents' first.
     """
-    chains = (g for g, group in enumerate(config.groups) if not group.window)
-    if (g := next(chains, None)) is None:
+    g = config.full_group
+    if g is None:
         return full
     end = hit
     while end < full and group_key(keys[end], g) in contents.nodes:
@@ -199,7 +202,7 @@ def _missing(
     """What the device lacks for a hit of `blocks` blocks."""
     device, size = state.blocks.prefix, config.block_size
     missing = list[_Missing]()
-    for g, group in enumerate(config.groups):
+    for g, group in enumerate(config.block_groups):
         low, sinks = outside(blocks * size, group.window, size), group.sink_blocks(size)
         own_keys, pages = (
             group_keys(unreleased(keys, 0, blocks, low, sinks), g),
@@ -213,6 +216,11 @@ def _missing(
         if have < blocks:
             parent = own_keys[have - 1] if have else ROOT
             missing.append(_Missing(parent, own_keys[have:], pages))
+    if config.state_group is not None:
+        content = keys[blocks - 1]
+        key, parent = state_key(config, content), block_before_state(config, content)
+        if key not in device.nodes:
+            missing.append(_Missing(parent, (key,), config.state_pages))
     return tuple(missing)
 
 
@@ -222,7 +230,7 @@ def _present(config: EngineConfig, state: EngineState, keys: Keys, blocks: int) 
     """
     device, size = state.blocks.prefix, config.block_size
     present = list[Key]()
-    for g, group in enumerate(config.groups):
+    for g, group in enumerate(config.block_groups):
         if group.window:
             low, sinks = (
                 outside(blocks * size, group.window, size),
@@ -232,6 +240,9 @@ def _present(config: EngineConfig, state: EngineState, keys: Keys, blocks: int) 
             present += [key for key in own_keys if key in device.nodes]
         elif have := lookup(device, keys, blocks, g):
             present.append(group_key(keys[have - 1], g))
+    if config.state_group is not None:
+        key = state_key(config, keys[blocks - 1])
+        present += [key] if key in device.nodes else []
     return tuple(present[::-1])
 
 

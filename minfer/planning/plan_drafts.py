@@ -166,7 +166,10 @@ def _proposed_for(spec_config: Speculation, state: EngineState) -> Drafters:
     proposals = state.drafting.proposals
     proposed = tuple(map(proposals.get, run.ids, repeat(_NOT_PROPOSED)))
     tokens = tuple(map(_tokens, proposed))
-    left = map(sub, run.last_index, run.known)
+    left: Iterable[int] = map(sub, run.last_index, run.known)
+    if run.save_at:  # a row without drafts reaches the position at which it is saved
+        before = map(sub, map(sub, run.save_at, run.known), ones(len(run)))
+        left = map(min, left, before)
     max_drafts = tuple(map(min, map(len, tokens), left, repeat(spec_config.drafts)))
     fresh = map(eq, map(_known, proposed), run.known)
     chosen = tuple(map(gt, map(min, max_drafts, fresh), repeat(0)))

@@ -20,6 +20,7 @@ from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.sequence import Sequence
 from minfer.records.state import EngineState
 from minfer.values import thresholds
+from minfer.values.record import evolve
 
 
 @frozen
@@ -29,6 +30,8 @@ class Found:
     blocks: int
     cached: int  # in the group without a window
     missed: int | None = None  # the group with a window that misses the next one of these
+    # as many as `blocks`, if a state were kept after each of them
+    shared: int = 0
 
 
 @frozen
@@ -39,6 +42,7 @@ class Hit:
     tables: tuple[Pages, ...]  # by group: the pages
     leaf: Key  # of the last block without a window, which the newcomer holds
     low: tuple[int, ...]  # by group: how many leading blocks are outside the window
+    state: Key = ROOT  # of recurrent layers, after the last of the blocks
 
     @property
     def blocks(self) -> int:
@@ -48,11 +52,28 @@ class Hit:
 
 def find_hit(config: EngineConfig, prefix: BlockLookup, keys: Keys, full: int) -> Found:
     """The most of the first `full` blocks after which all that the next query reads is
-    cached in every group: shortened by one group after the other until it is stable.
+    cached in every group, and with a state group a state is kept.
+    """
+    found = _find_blocks(config, prefix, keys, full)
+    if config.state_group is None:
+        return found
+    hit, shared = found.blocks, found.blocks
+    while hit and group_key(keys[hit - 1], config.state_group) not in prefix.nodes:
+        hit -= 1
+        # A shorter hit may need blocks of windows that were released since.
+        hit = _find_blocks(config, prefix, keys, hit).blocks if config.by_chunk else hit
+    return evolve(found, blocks=hit, shared=shared)
+
+
+def _find_blocks(
+    config: EngineConfig, prefix: BlockLookup, keys: Keys, full: int
+) -> Found:
+    """The hit in the groups that have blocks: shortened by one after the other until it
+    is stable.
     """
     size, hit, has_full_attention = config.block_size, full, False
     windows = list[tuple[int, CacheGroup]]()
-    for g, group in enumerate(config.groups):
+    for g, group in enumerate(config.block_groups):
         if group.window:
             windows.append((g, group))
         else:
@@ -65,18 +86,18 @@ def find_hit(config: EngineConfig, prefix: BlockLookup, keys: Keys, full: int) -
             now = lookup_window(prefix, keys, hit, group.window, size, g, sinks)
             if now < hit:
                 hit, missed = now, g
-    return Found(hit, cached, missed if has_full_attention else None)
+    return Found(hit, cached, missed if has_full_attention else None, hit)
 
 
 def take_hit(
     config: EngineConfig, state: EngineState, change: Transaction, keys: Keys, full: int
 ) -> Hit:
-    """Hold the cached ones of the first `full` blocks."""
+    """Hold the cached ones of the first `full` blocks, but not the state after them."""
     prefix, size = state.blocks.prefix, config.block_size
     prefix_hit = find_hit(config, prefix, keys, full)
     hit, leaf = prefix_hit.blocks, ROOT
     tables, lows = list[Pages](), list[int]()
-    for g, group in enumerate(config.groups):
+    for g, group in enumerate(config.block_groups):
         low, sinks = outside(hit * size, group.window, size), group.sink_blocks(size)
         own_keys = group_keys(unreleased(keys, 0, hit, low, sinks), g)
         if group.window:
@@ -92,7 +113,10 @@ def take_hit(
             table = _pages_of_chain(state, own_keys, g, group.pages)
         tables.append(table)
         lows.append(low)
-    return Hit(prefix_hit, tuple(tables), leaf, tuple(lows))
+    state_key = ROOT
+    if hit and config.state_group is not None:
+        state_key = group_key(keys[hit - 1], config.state_group)
+    return Hit(prefix_hit, tuple(tables), leaf, tuple(lows), state_key)
 
 
 def _pages_of_chain(state: EngineState, keys: Keys, g: int, pages: int) -> Pages:
@@ -131,7 +155,7 @@ def pages_needed(
     full = readable_blocks(seq, (len(seq.history) - 1) // size)
     hit = find_hit(config, prefix, keys, full).blocks
     free_of_charge = 0
-    for g, group in enumerate(config.groups):
+    for g, group in enumerate(config.block_groups):
         if group.window:
             low = outside(hit * size, group.window, size)
             own_keys = group_keys(

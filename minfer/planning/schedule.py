@@ -26,11 +26,13 @@ from minfer.planning.admit import current_load, release_sources
 from minfer.planning.build_plan import build_plan
 from minfer.planning.grow import grow, grow_for_prefill
 from minfer.planning.plan_drafts import plan_drafts, waits_for_results
+from minfer.planning.saves import copy_start_states
+from minfer.planning.states import bound_chunk
 from minfer.planning.step_builder import StepBuilder, token_cost
 from minfer.policies import consult
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Command, Execute
-from minfer.records.sequence import is_bound, joined
+from minfer.records.sequence import edited, is_bound, joined
 from minfer.records.state import EngineState, Transition, head_of_queue
 from minfer.values import thresholds
 from minfer.values.record import evolve
@@ -59,6 +61,8 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
             isolated is None and isolated_generation(config, builder.state) is not None
         )
         return _schedule_again(config, planned) if newly else planned
+    if config.state_group:
+        copy_start_states(builder)
     plan_drafts(builder)
     plan = build_plan(builder)
     commands: tuple[Command, ...] = (Execute(plan), *builder.loads, *builder.wakes)
@@ -186,6 +190,8 @@ def _share_tokens(builder: StepBuilder) -> None:
             extra = max(0, min(builder.room // cost, left - 1))
             if config.by_chunk:
                 extra = _within_tables(builder, i, 1 + extra) - 1
+            if config.state_group:
+                extra = _until_save(builder, i, 1 + extra) - 1
             builder.shares[run.run_ids[i]] = 1 + extra
             builder.room -= extra * cost
 
@@ -201,6 +207,18 @@ def _within_tables(builder: StepBuilder, i: int, share: int) -> int:
     )
     ends = table_blocks(config, builder.state.running.tables[i]) * config.block_size
     return min(share, ends - start)
+
+
+def _until_save(builder: StepBuilder, i: int, share: int) -> int:
+    """How many of `share` prefill tokens the row at `i` takes until its state is to be
+    kept.
+    """
+    run = builder.state.running
+    share, save_at = bound_chunk(builder.config, builder.state, run, i, share)
+    if save_at != run.save_at[i]:
+        run = edited(run, save_at={i: save_at})
+        builder.state = evolve(builder.state, running=run)
+    return share
 
 
 def _admit(builder: StepBuilder) -> None:

@@ -6,6 +6,7 @@ from minfer.planning.admit import Admission
 from minfer.planning.grow import Grown
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Reason, TransferCommand, WakeAt
+from minfer.records.plan import Copy
 from minfer.records.request import Request
 from minfer.records.state import EngineState
 
@@ -41,6 +42,7 @@ class StepBuilder:
     max_sampled_tokens: tuple[int, ...] | None = None  # by row; None: one
     # Generation with drafts -> those from the host; none: the draft model makes them.
     drafts: dict[int, tuple[int, ...]] = field(factory=dict)
+    copies: list[Copy] = field(factory=list)  # of kept states
     reasons: list[Reason] = field(factory=list)
     wakes: tuple[WakeAt, ...] = ()
     loads: list[TransferCommand] = field(factory=list)  # that begin

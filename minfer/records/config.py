@@ -107,6 +107,7 @@ class EngineConfig:
     # As well: the other groups, and the pages of one block of each of them.
     block_groups: tuple[CacheGroup, ...] = field(init=False, eq=False, repr=False)
     block_pages: int = field(init=False, eq=False, repr=False)
+    full_group: int | None = field(init=False, eq=False, repr=False)  # without a window
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.speculation, Speculation | None):
@@ -169,6 +170,12 @@ class EngineConfig:
             raise ConfigError(
                 f"host has {host.pages} pages, and a block has {block}: none would fit"
             )
+        for name, tier in (("host", host), ("external_store", store)):
+            if tier is not None and tier.storing < self.state_pages:
+                raise ConfigError(
+                    f"{name}: storing ({tier.storing}) must be at least the "
+                    f"{self.state_pages} pages of a state of recurrent layers"
+                )
 
     def _check_groups(self) -> None:
         """Check the groups, and note what they come to."""
@@ -201,6 +208,8 @@ class EngineConfig:
         object.__setattr__(self, "block_groups", block_groups)
         pages = sum(group.pages for group in block_groups)
         object.__setattr__(self, "block_pages", pages)
+        full_group = windows.index(0) if 0 in windows else None
+        object.__setattr__(self, "full_group", full_group)
         object.__setattr__(self, "state_group", len(windows) if kinds[-1] else None)
         object.__setattr__(self, "state_pages", groups[-1].pages if kinds[-1] else 0)
 

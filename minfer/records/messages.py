@@ -307,7 +307,9 @@ class Preempted(OfSample):
     one.
     """
 
-    by: SampleId  # the sequence that needed the blocks, row or tokens
+    # The sequence that needed the blocks, row or tokens. The sample itself also if its
+    # step failed, by which the state of its recurrent layers is lost.
+    by: SampleId
     known: int  # tokens it keeps
     # positions of KV it releases; published ones may stay cached
     computed: int
@@ -330,6 +332,16 @@ class WindowMissed(OfSample):
     """
 
     group: int
+    block: int
+    cached: int
+
+
+@frozen
+class StateMissed(OfSample):
+    """The prefix hit of an admitted sample ended at `block`, the last one after which a
+    state of recurrent layers was kept; of the other layers `cached` blocks were.
+    """
+
     block: int
     cached: int
 
@@ -414,6 +426,7 @@ Reason = (
     | Preempted
     | Missed
     | WindowMissed
+    | StateMissed
     | Loading
     | Recomputing
     | LostBlocks

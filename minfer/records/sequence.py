@@ -30,6 +30,9 @@ A decode row has sched = known - 1 + (its tokens in flight): one input is always
 `tables` have the pages of a sequence for each group of layers: where the group has a
 window, entries of blocks that left it are not valid any more.
 
+`save_at` is the position after which the state of its recurrent layers is to be kept
+next, a multiple of the block size; without a state group the column is empty.
+
 `tails` hold the known tokens from the last block boundary in `history` on that have no
 key yet, the newest apart in `fresh`: copying whole tails would be a third of a turn's
 cost. `chains` hold the keys, the tokens of output blocks with a key, and the leaf.
@@ -52,6 +55,7 @@ from minfer.values.log import Log
 from minfer.values.record import evolve
 
 T = TypeVar("T")
+NEVER: Final = 2**62  # a position that no sequence reaches
 Place = tuple[Rank, int, int]  # rank by policy, arrival number of the request, sample
 SampleId = tuple[str, int]  # request id, sample
 SampleIds = tuple[SampleId, ...]
@@ -99,6 +103,24 @@ class Sequence:
 
 
 @frozen
+class RowStates:
+    """The kept states of recurrent layers that belong to a running sequence."""
+
+    # That it starts from: held until a plan copies it, which opens the row.
+    origin: Key = ROOT
+    # The blocks of its prompt that were cached, with those behind the last kept state.
+    shared: int = 0
+    last: int = 0  # position of the last state that it started from, or saved
+    # Those that it started from or saved first, in order: it may drop them in favour of a
+    # later one.
+    kept: Keys = ()
+    checkpoint: Key = ROOT  # the last one that it saved behind its prompt
+
+
+NO_STATES: Final = RowStates()
+
+
+@frozen
 class Chain:
     """The published blocks of a running sequence."""
 
@@ -111,11 +133,14 @@ class Chain:
     chunks: Log[tuple[int, ...]] = Log()
     # by group: leading blocks of the table that were released, outside the window
     low: tuple[int, ...] = (0,)
+    states: RowStates = NO_STATES
 
 
 @frozen
 class Running:
-    """Columns over the running sequences, in rank order; all have the same length."""
+    """Columns over the running sequences, in rank order; all have the same length, but
+    for `save_at`, which is empty without a state group.
+    """
 
     seqs: tuple[Sequence, ...] = ()
     ids: SampleIds = ()
@@ -132,6 +157,7 @@ class Running:
     chains: tuple[Chain, ...] = ()
     tails: tuple[tuple[int, ...], ...] = ()
     fresh: tuple[tuple[int, ...], ...] = ()
+    save_at: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.run_ids)
@@ -166,7 +192,7 @@ _columns: Final = attrgetter(*COLUMNS)
 
 def less(column: tuple[T, ...], out: list[int]) -> tuple[T, ...]:
     """`column` without the entries at the positions `out`, which are sorted."""
-    if not out:
+    if not out or not column:
         return column
     entries = list(column)
     for i in reversed(out):

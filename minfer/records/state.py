@@ -130,10 +130,12 @@ def place_is_taken(state: EngineState, place: Place) -> bool:
 
 def pages_coming(state: EngineState) -> bool:
     """Whether pages are about to be available, though nothing ends or is preempted: those
-    behind a fence, or written by a load.
+    behind a fence, written by a load, or for a state that is being saved.
     """
-    return bool(state.fences) or any(
-        transfer.kind.to_device for transfer in state.tiers.transfers
+    return (
+        bool(state.fences)
+        or any(transfer.kind.to_device for transfer in state.tiers.transfers)
+        or any(plan.saves for plan in state.inflight)
     )
 
 
@@ -185,7 +187,9 @@ def initial(config: EngineConfig) -> EngineState:
     start.
     """
     rows = tuple(reversed(range(config.max_num_seqs)))
-    index = PrefixIndex(unstored=() if config.has_tiers else None)
+    index = PrefixIndex(
+        unstored=() if config.has_tiers else None, state_group=config.state_group or 0
+    )
     blocks = Blocks(Pool(config.num_blocks, config.freed_run), index)
     try:
         policy = config.policy.start()

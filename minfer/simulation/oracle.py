@@ -1,5 +1,9 @@
 """The oracle: an executor whose tokens depend on every block that attention would read.
 
+Recurrent layers have a state per row, in its working pages: a digest of all inputs of the
+row, which also enters the KV and the next token. It is copied and saved as plans say. So
+a state of the wrong position, of another row, or one that was overwritten changes tokens.
+
 Memory has, per block, a running digest after each slot: it stands for the KV written
 there, which depends on the token, its position and all that attention saw before it
 *through the block tables*. Each group of layers has KV of its own, in bundles of pages.
@@ -102,9 +106,12 @@ class Oracle:
     def __init__(
         self, block_size: int, vocab: int, groups: tuple[CacheGroup, ...] = ONE_GROUP
     ) -> None:
-        self.block_size, self.vocab, self.groups = block_size, vocab, groups
+        self.block_size, self.vocab = block_size, vocab
+        self.groups = tuple(group for group in groups if not group.state)
+        self.state_pages = sum(group.pages for group in groups if group.state)
         self.windowed = any(group.window for group in groups)
-        self.memory: dict[int, list[int]] = {}  # page -> digest after each slot written
+        # Page -> digest after each slot written; of a state, one digest.
+        self.memory: dict[int, list[int]] = {}
         self.host: dict[int, list[int]] = {}  # likewise, of the host tier
         # Likewise, of the external store: its pages by content key.
         self.outside: dict[Key, list[list[int]]] = {}
@@ -146,6 +153,7 @@ class Oracle:
             list(self._run(plan))
         for index in {row for plan in self.plans for row in plan.rows} & self.rows.keys():
             self.rows[index].last = self.rows[index].next = -1
+        self._undefine_states(halfway=halfway)
         self.plans.clear()
         self.deferred_masks.clear()
         return Failed(plan.step, error)
@@ -215,8 +223,9 @@ class Oracle:
         blocks, unused = 1 + count // self.block_size, iter(range(-2, -(2**31), -1))
         spare = [[*islice(unused, blocks * group.pages)] for group in self.groups]
         tables = self.rows[index].tables
-        pairs = zip(tables, spare, strict=True)
+        pairs = zip(tables, spare, strict=False)
         scratch_tables = [[*table, *extra_pages] for table, extra_pages in pairs]
+        scratch_tables += tables[len(spare) :]
         row = evolve(self.rows[index], tables=scratch_tables)
         first, last = (p // self.block_size for p in (row.next, row.next + count))
         touched = [
@@ -225,6 +234,7 @@ class Oracle:
             for block in range(first, last + 1)
             for page in self._pages_of(row, g, block)
         ]
+        touched += self._working(row)
         saved = {page: [*self.memory.get(page, ())] for page in touched}
         self._write(row, (row.last,))
         tokens = tuple(self._drafted(row, count))
@@ -237,6 +247,8 @@ class Oracle:
         for opened in plan.opens:
             index = plan.rows[opened.index]
             self.rows[index] = OracleRow.of(opened)
+            if not plan.starts[opened.index]:
+                self._set_state(self.rows[index], INITIAL_DIGEST)
         for grow in plan.grows:
             table = self.rows[grow.row].tables[grow.group]
             if len(table) != grow.at:
@@ -263,6 +275,10 @@ class Oracle:
                 yield tuple(
                     self._row(row, fills.get(i), start, plan.max_sampled_tokens[i], bits)
                 )
+        for save in plan.saves:
+            working = self._working(self.rows[plan.rows[save.index]])
+            for source, target in zip(working, save.pages, strict=True):
+                self.memory[target] = [*self.memory.get(source, [])]
 
     def _row(
         self,
@@ -296,11 +312,17 @@ class Oracle:
         self._expect(row, start)
         first = row.next
         self._write(row, (row.last,))
-        self._write(row, draft.tokens)
-        tokens = draft.tokens or tuple(self._drafted(row, count))
-        pairs = zip(masks, (*tokens, None), strict=False)
-        for position, (bits, draft_token) in enumerate(pairs, first + 1):
+        states = [self._state(row)]  # after each of the inputs
+        tokens = list[int]()
+        for token in draft.tokens or self._drafted(row, count):
+            if draft.tokens:
+                self._write(row, (token,))
+            states.append(self._state(row))
+            tokens.append(token)
+        pairs = zip(masks, (*tokens, None), states, strict=False)
+        for position, (bits, draft_token, state) in enumerate(pairs, first + 1):
             row.next = position
+            self._set_state(row, state)
             row.last = self._allowed(self._draw(row), bits)
             yield row.last
             if row.last != draft_token:
@@ -392,7 +414,8 @@ class Oracle:
             ]
             for token in islice(unread, self.block_size - slot):
                 context = self._context(row, row.next) if self.windowed else context
-                digests = [hash((d, token, row.next, *context)) for d in digests]
+                state = self._add_to_state(row, token)
+                digests = [hash((d, token, row.next, *context, *state)) for d in digests]
                 for page_digests, g, k in slots:
                     page_digests.append(hash((digests[g], k)) if k else digests[g])
                 row.next += 1
@@ -410,7 +433,8 @@ class Oracle:
         """The digest of all that the row's last input attends to."""
         digests = self._block_digests(row, row.next - 1)
         context = self._context(row, row.next - 1)
-        return hash((*context, *digests, row.next, *noise))
+        state = (self._state(row),) if self.state_pages else ()
+        return hash((*context, *digests, *state, row.next, *noise))
 
     def _block_digests(
         self, row: OracleRow, position: int, block: int | None = None
@@ -451,6 +475,41 @@ class Oracle:
         first, *rest = [self._slot(page, slot) for page in self._pages_of(row, g, block)]
         agree = all(digest == hash((first, k)) for k, digest in enumerate(rest, 1))
         return first if agree else hash((_GARBAGE, first, *rest))
+
+    def _undefine_states(self, *, halfway: bool) -> None:
+        """Make the states that dropped plans would have changed or saved undefined."""
+        unopened = set[int]()  # rows that have others in them, for all that is known here
+        for number, plan in enumerate(self.plans):
+            if number or not halfway:
+                unopened.update(plan.rows[new_row.index] for new_row in plan.opens)
+            for index in self.rows.keys() & {*plan.rows} - unopened:
+                for page in self._working(self.rows[index]):
+                    self.memory[page] = []
+            for save in plan.saves:
+                self.memory.update({page: [] for page in save.pages})
+
+    def _working(self, row: OracleRow) -> list[int]:
+        """The pages of a row's working state."""
+        return row.tables[-1] if self.state_pages else []
+
+    def _state(self, row: OracleRow) -> int:
+        """The digest of a row's working state; its pages have to agree."""
+        digests = [self._slot(page, 0) for page in self._working(row)]
+        first, *rest = digests or [INITIAL_DIGEST]
+        agree = all(digest == hash((first, k)) for k, digest in enumerate(rest, 1))
+        return first if agree else hash((_GARBAGE, first, *rest))
+
+    def _set_state(self, row: OracleRow, digest: int) -> None:
+        for k, page in enumerate(self._working(row)):
+            self.memory[page] = [hash((digest, k)) if k else digest]
+
+    def _add_to_state(self, row: OracleRow, token: int) -> tuple[int, ...]:
+        """Add the row's next input to its working state; returns that, if it has any."""
+        if not self.state_pages:
+            return ()
+        digest = hash((self._state(row), token, row.next))
+        self._set_state(row, digest)
+        return (digest,)
 
     def _slot(self, page: int, slot: int) -> int:
         slots = self.memory.get(page, ())

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sized
 
 from attrs import define, field, frozen
 
+from minfer.blocks.keys import Key, block_keys, group_key
+from minfer.blocks.prefix import Pages
 from minfer.blocks.window import outside
 from minfer.lifecycle.transitions import Stage
 from minfer.records.config import CacheGroup, EngineConfig
@@ -64,6 +66,16 @@ class SampleAccount:
 
 
 @frozen(eq=False)
+class SavedState:
+    """A state of recurrent layers that a plan has saved, which is over."""
+
+    seat: Seat
+    key: Key  # under which it may be kept
+    pages: Pages
+    tokens: tuple[int, ...]  # before it
+
+
+@frozen(eq=False)
 class PlanInFlight:
     """A plan in flight: the seats of its rows, and the pages that each may touch."""
 
@@ -82,6 +94,8 @@ class TurnReport:
     finished: list[Finished] = field(factory=list)  # without errors
     ignored: list[str] = field(factory=list)  # kinds of events
     discarded: list[Discarded] = field(factory=list)  # without errors
+    # Samples whose working state is lost: their known tokens, and those with KV.
+    requeued: dict[SampleId, tuple[int, int]] = field(factory=dict)
     lost: int = 0  # transfers that failed
     progress: bool = False  # a running sample has the results of a good step
 
@@ -118,9 +132,16 @@ def held_blocks(
     return [block for block in blocks if block >= low or block * size < group.sink_tokens]
 
 
+def state_key(config: EngineConfig, seat: Seat, position: int) -> Key:
+    """The key of the state of a row's recurrent layers after `position` tokens."""
+    request, tokens = seat.account.request, seat.account.tokens[:position]
+    keys = block_keys(request.root, tokens, config.block_size)
+    return group_key(keys[-1], len(config.block_groups))
+
+
 def capacity(config: EngineConfig, tables: Iterable[Sized]) -> int:
     """How many positions all tables of a row have room for."""
-    pairs = zip(tables, config.groups, strict=True)
+    pairs = zip(tables, config.block_groups, strict=False)
     return config.block_size * min(len(table) // group.pages for table, group in pairs)
 
 

@@ -13,6 +13,8 @@ from typing import Final
 
 from attrs import define, field, frozen
 
+from minfer.blocks.keys import Key
+from minfer.blocks.prefix import Pages
 from minfer.lifecycle.committed import committed
 from minfer.lifecycle.transitions import TRANSITIONS, Cause, Stage
 from minfer.records.config import EngineConfig
@@ -24,9 +26,11 @@ from minfer.testing.accounts import (
     NOT_SEEN,
     PlanInFlight,
     SampleAccount,
+    SavedState,
     Seat,
     SeatTables,
     new_account,
+    state_key,
     tables_of,
     touched_pages,
 )
@@ -56,6 +60,10 @@ class Books:
     flights: deque[PlanInFlight] = field(factory=deque)  # in order
     fenced: list[FencedBlocks] = field(factory=list)
     released_seats: list[Seat] = field(factory=list)  # in this turn
+    # States of recurrent layers: saved by steps that ended in this turn; and the pages of
+    # those, and of all that were kept before.
+    saved: list[SavedState] = field(factory=list)
+    states: dict[Key, set[Pages]] = field(factory=dict)
     # generation -> how far its prompt was computed by a step that ended in this turn
     filled: dict[int, int] = field(factory=dict)
     transfers: set[int] = field(factory=set)  # numbers of those in flight
@@ -177,6 +185,19 @@ class Books:
             return old.tables
         pairs = zip(old.tables, self.config.groups, strict=True)
         return tuple(() if group.window else table for table, group in pairs)
+
+    def learn_saved(self, flight: PlanInFlight) -> None:
+        """Record the states that a plan has saved, which is over."""
+        plan = flight.plan
+        for save in plan.saves:
+            seat = flight.seats[save.index]
+            end = plan.starts[save.index] + plan.num_scheduled_tokens[save.index]
+            if end > len(seat.account.tokens) or not seat.tables:
+                continue  # it has left
+            key = state_key(self.config, seat, end)
+            tokens = seat.account.tokens[:end]
+            self.saved.append(SavedState(seat, key, save.pages, tokens))
+            self.states.setdefault(key, set()).add(save.pages)
 
     def set_run_id(self, seat: Seat, run_id: int) -> None:
         """Record the new generation of a restarted seat."""

@@ -82,6 +82,11 @@ class BlockContents:
         ]
         for seat in (*running, *books.released_seats):
             self._add_computed(books, seat, new)
+        for saved in books.saved:
+            if new.get(saved.pages) == saved.key:
+                root = saved.seat.account.request.root
+                content = CachedContent(new.pop(saved.pages), root, saved.tokens)
+                self.blocks[saved.pages] = content
         self.computed.update({content.key: content for content in self.blocks.values()})
         # The rest was loaded: it was computed before, and is the same under its key.
         loaded = books.config.has_tiers
@@ -95,7 +100,7 @@ class BlockContents:
         size, request = books.config.block_size, seat.account.request
         root, tokens = request.root, seat.account.tokens
         keys: Keys = ()
-        for g, group in enumerate(books.config.groups):
+        for g, group in enumerate(books.config.block_groups):
             for k, pages in enumerate(bundled(seat, g, group)[: seat.kv // size]):
                 if pages not in new:
                     continue
@@ -127,7 +132,7 @@ class BlockContents:
         run, size = after.running, books.config.block_size
         for i, chain in enumerate(run.chains):
             account = books.accounts[run.ids[i]]
-            for g, group in enumerate(books.config.groups):
+            for g, group in enumerate(books.config.block_groups):
                 sealed = range(chain.sealed[g])
                 for k in held_blocks(books.config, group, sealed, chain.low[g]):
                     table, start = run.tables[i][g], k * group.pages

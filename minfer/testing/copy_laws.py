@@ -3,7 +3,7 @@ by page, in every group of layers.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from minfer.blocks.keys import group_key
@@ -24,11 +24,13 @@ def check_copies(
     seats: Mapping[int, Seat],
     newcomers: Mapping[SampleId, Admitted],
     after: EngineState,
+    of_states: Sequence[Copy] = (),
 ) -> None:
     """Raise InvariantError unless a newcomer's copies are of a sibling's computed partial
-    block, or of a published one, into a block of its own; or if there are other copies.
+    block, or of a published one, into a block of its own; or if there are other copies,
+    but `of_states`.
     """
-    remaining = list(plan.copies)
+    remaining = [copy for copy in plan.copies if copy not in of_states]
     for index, seat in seats.items():
         admission = newcomers.get(seat.account.id)
         if admission is not None and admission.copied:
@@ -94,7 +96,7 @@ def _copies_of(
 
 def _block_pages(config: EngineConfig, tables: SeatTables, block: int) -> list[int]:
     """The pages of a block in all groups."""
-    pairs = zip(tables, config.groups, strict=True)
+    pairs = zip(tables, config.block_groups, strict=False)
     return [
         page
         for table, group in pairs

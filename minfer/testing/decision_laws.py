@@ -7,7 +7,9 @@ one was in the plans before), writes them into the books, and has each plan chec
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 from attrs import define
 
@@ -22,6 +24,8 @@ from minfer.testing.invariants import InvariantError, require
 from minfer.testing.plan_laws import Planning, check_plan
 from minfer.testing.skipped_rows import suspects
 
+NOTHING_LOST: Final = MappingProxyType[SampleId, tuple[int, int]]({})
+
 
 def read_decisions(
     books: Books,
@@ -29,16 +33,20 @@ def read_decisions(
     turn: Transition,
     budgets: Sequence[int] | None,
     deferred: Collection[str] | None = None,
+    lost: Mapping[SampleId, tuple[int, int]] = NOTHING_LOST,
 ) -> Planning:
     """Read the decisions of a turn. Raises InvariantError.
 
     `budgets`, if they were recorded, are the policy's answers for each plan, and
-    `deferred` the clients that it deferred.
+    `deferred` the clients that it deferred. The working states of the samples `lost` are
+    lost, so that they are preempted, with so many known tokens, and KV of so many.
     """
     plans = deque(c.plan for c in turn.commands if isinstance(c, Execute))
     planning = Planning(None if budgets is None else list(budgets), deferred)
+    if any(books.accounts[name].faults for name in lost if name in books.accounts):
+        planning.budgets = None  # a suspect may be admitted by a step without a plan
     planning.preempts = any(isinstance(reason, Preempted) for reason in turn.reasons)
-    reader = _Reader(books, before, turn, plans, planning)
+    reader = _Reader(books, before, turn, plans, planning, lost)
     for number, reason in enumerate(turn.reasons):
         if isinstance(reason, Admitted):
             reader.admitted(reason)
@@ -58,6 +66,7 @@ class _Reader:
     turn: Transition
     plans: deque[Plan]  # that have not been read
     planning: Planning
+    lost: Mapping[SampleId, tuple[int, int]]
 
     def _account_of(self, reason: Admitted | Preempted) -> SampleAccount:
         account = self.books.accounts.get((reason.id, reason.sample))
@@ -163,6 +172,12 @@ class _Reader:
         """Read a preemption, by reason `number` of the turn; the sample was in the plans
         that were made before.
         """
+        name = reason.id, reason.sample
+        if name in self.lost and name not in self.planning.requeued:
+            self.planning.requeued.add(name)
+            expected = Preempted(*name, name, *self.lost[name])
+            require(reason == expected, "reason", f"{reason}, not {expected}")
+            return
         account = self._account_of(reason)
         later = self.turn.reasons[number:]
         num_admissions = sum(

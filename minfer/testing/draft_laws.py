@@ -17,6 +17,7 @@ from minfer.records.state import EngineState
 from minfer.testing.accounts import SampleAccount, Seat, capacity
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require
+from minfer.testing.kept_state_laws import next_checkpoint
 
 
 def host_drafts(config: EngineConfig) -> bool:
@@ -37,7 +38,7 @@ def may_wait_to_draft(books: Books) -> bool:
         return False
     few_rows = not 0 < spec_config.rows < len(books.running)
     has_proposals = few_rows and any(
-        _num_proposed(spec_config, account) for account in books.running
+        _num_proposed(books.config, spec_config, account) for account in books.running
     )
     return drafts_in_flight(books) or (host_drafts(books.config) and has_proposals)
 
@@ -147,14 +148,22 @@ def _may_draft(spec_config: Speculation, account: SampleAccount) -> bool:
     return not bound and request.prompt_only is None
 
 
-def _num_proposed(spec_config: Speculation, account: SampleAccount) -> int:
-    """How many drafts the host has for a sample, if nothing of it is in flight."""
+def _num_proposed(
+    config: EngineConfig, spec_config: Speculation, account: SampleAccount
+) -> int:
+    """How many drafts the host has for a sample, if nothing of it is in flight. None
+    lead to where its state is to be saved.
+    """
     proposed = account.proposed
     if proposed is None or proposed.known != len(account.tokens) or account.paused:
         return 0
     if not _may_draft(spec_config, account):
         return 0
-    room = account.last_index - len(account.tokens)
+    num_known, last = len(account.tokens), account.last_index
+    if account.seat is not None:
+        save_at = next_checkpoint(config, account.seat, account.seat.scheduled)
+        last = min(last, save_at - 1)
+    room = last - num_known
     return max(0, min(spec_config.drafts, len(proposed.tokens), room))
 
 
@@ -173,7 +182,7 @@ def _expected_drafts(
         return
     if host_drafts(config) and books.flights:
         has_proposals = any(
-            _num_proposed(spec_config, account) for account in books.running
+            _num_proposed(books.config, spec_config, account) for account in books.running
         )
         too_early = has_proposals and _only_decodes(config, books)
         require(not too_early, "drafts", "a step does not wait for what it could use")
@@ -198,9 +207,9 @@ def _expected_drafts(
         )
         if room_in_table < num_possible:
             blocks = -(-(seat.scheduled + num_possible + 1) // config.block_size)
-            for table, group in zip(seat.tables, config.groups, strict=True):
+            for table, group in zip(seat.tables, config.block_groups, strict=False):
                 missing += max(0, blocks * group.pages - len(table))
-    reserve = len(after.running) * sum(group.pages for group in config.groups)
+    reserve = len(after.running) * sum(group.pages for group in config.block_groups)
     plenty = missing and missing + reserve <= after.blocks.available
     require(not plenty, "drafts", f"{missing} pages are not taken, though there are")
 
@@ -215,7 +224,7 @@ def _possible_drafts(
     for index, seat in seats.items():
         account = seat.account
         if host_drafts(config):
-            max_drafts = _num_proposed(spec_config, account)
+            max_drafts = _num_proposed(config, spec_config, account)
         else:
             max_drafts = min(spec_config.drafts, account.last_index - seat.scheduled - 1)
             max_drafts = max(0, max_drafts) * _may_draft(spec_config, account)

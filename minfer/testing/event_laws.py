@@ -214,6 +214,7 @@ def _commit(books: Books, event: Executed, report: TurnReport) -> None:
             reason = "length"
         if reason:
             ends.append((account, reason))
+    books.learn_saved(flight)
     for account, reason in ends:
         report.finished.append(_ended(account, reason, account.output))
         books.close(account, Cause.COMPLETED)
@@ -242,8 +243,9 @@ def _discard(books: Books, step: int, report: TurnReport) -> None:
     report.discarded.append(
         Discarded(step, "", plans=len(books.flights), rows=len(restarted))
     )
-    for account in restarted.values():
-        books.restart(account)
+    if books.config.state_group is None:
+        for account in restarted.values():
+            books.restart(account)
     books.flights.clear()
     books.open_fences(None)
     failed = [
@@ -254,6 +256,18 @@ def _discard(books: Books, step: int, report: TurnReport) -> None:
     for account in failed:
         report.finished.append(_ended(account, "error", account.output))
         books.close(account, Cause.FAILED)
+        del restarted[account.id]
+    if books.config.state_group is not None:  # their working states are lost
+        for account in restarted.values():
+            _requeue(books, account, report)
+
+
+def _requeue(books: Books, account: SampleAccount, report: TurnReport) -> None:
+    """Move a running sample back to the queue, whose working state is lost."""
+    kv = account.seat.kv if account.seat is not None else 0
+    report.requeued[account.id] = len(account.tokens), kv
+    books.move(account, Cause.PREEMPTED)
+    books.release_seat(account)
 
 
 # --- outputs ----------------------------------------------------------------------------

@@ -19,21 +19,10 @@ from minfer.records.sequence import COLUMNS, Running
 from minfer.records.state import EngineState
 from minfer.records.tiers import TransferKind
 from minfer.testing.accounts import held_blocks
+from minfer.testing.kept_states import check_states
+from minfer.testing.law import InvariantError as InvariantError
+from minfer.testing.law import require as require
 from minfer.values.tickets import words_of
-
-
-class InvariantError(AssertionError):
-    """A law of the engine is broken: `law` is its name."""
-
-    def __init__(self, law: str, detail: object) -> None:
-        super().__init__(f"{law}: {detail}")
-        self.law = law
-
-
-def require(holds: object, law: str, detail: object) -> None:
-    """Raise InvariantError unless `holds`."""
-    if not holds:
-        raise InvariantError(law, detail)
 
 
 def may_defer(config: EngineConfig) -> bool:
@@ -46,6 +35,7 @@ def check(config: EngineConfig, state: EngineState) -> None:
     """Raise InvariantError unless the state is one that the engine may be in."""
     _check_partition(config, state)
     _check_forest(state.blocks.prefix, _holders(config, state))
+    check_states(config, state)
     check_tiers(config, state)
     _check_columns(config, state)
     for i in range(len(state.running)):
@@ -68,11 +58,12 @@ def free_pages(pool: Pool) -> list[int]:
 def private_pages(config: EngineConfig, run: Running, i: int) -> list[int]:
     """Pages that only the sequence at `i` uses."""
     seq_chain, pages = run.chains[i], list[int]()
-    for g, (group, table) in enumerate(zip(config.groups, run.tables[i], strict=True)):
+    tables = run.tables[i]
+    for g, (group, table) in enumerate(zip(config.block_groups, tables, strict=False)):
         blocks = range(seq_chain.sealed[g], -(-len(table) // group.pages))
         for block in held_blocks(config, group, blocks, seq_chain.low[g]):
             pages += table[block * group.pages : (block + 1) * group.pages]
-    return pages
+    return [*pages, *tables[-1]] if config.state_group else pages
 
 
 def _check_quiescence(state: EngineState) -> None:
@@ -100,6 +91,7 @@ def _check_partition(config: EngineConfig, state: EngineState) -> None:
         for transfer in state.tiers.transfers
         if transfer.kind.to_device
     ]
+    private += [[*save.pages] for plan in state.inflight for save in plan.saves]
     published = [node.pages for node in every_node(state.blocks.prefix).values()]
     places = Counter([*free, *chain(*private), *chain(*published)])
     require(max(places.values(), default=1) == 1, "partition", "a page is in two places")
@@ -113,8 +105,9 @@ def _check_partition(config: EngineConfig, state: EngineState) -> None:
 
 def _holders(config: EngineConfig, state: EngineState) -> list[Key]:
     """The published blocks of the device that something holds."""
-    run, groups = state.running, range(len(config.groups))
+    run, groups = state.running, range(len(config.block_groups))
     held = [held_keys(config, seq_chain, g) for seq_chain in run.chains for g in groups]
+    held += [(seq_chain.states.origin,) for seq_chain in run.chains]
     held += [fence.published for fence in state.fences]
     held += [
         transfer.held_parents if transfer.kind.to_device else transfer.held_leaves
@@ -238,8 +231,10 @@ def check_tiers(config: EngineConfig, state: EngineState) -> None:
 
 def _check_columns(config: EngineConfig, state: EngineState) -> None:
     run = state.running
-    lengths = {len(getattr(run, name)) for name in COLUMNS}
-    require(len(lengths) == 1, "columns", lengths)
+    lengths = {name: len(getattr(run, name)) for name in COLUMNS}
+    if config.state_group is None:
+        require(not lengths.pop("save_at"), "columns", "saves without a state group")
+    require(len({*lengths.values()}) == 1, "columns", lengths)
     places = [seq.place for seq in run.seqs]
     require(
         places == sorted(set(places)), "order", "running sequences are not in rank order"
@@ -318,7 +313,7 @@ def _check_published(
     anew = run.seqs[i].request.recomputes_prompt
     held = [
         held_blocks(config, group, range(seq_chain.sealed[g]), seq_chain.low[g])
-        for g, group in enumerate(config.groups)
+        for g, group in enumerate(config.block_groups)
     ]
     require(not (anew and any(held)), "computed anew", "others read what it may rewrite")
     keys = extend_keys((), run.seqs[i].request.root, tokens, size)
@@ -333,7 +328,7 @@ def _check_published(
         "a key of the history is missing",
     )
     leaf = ROOT
-    for g, group in enumerate(config.groups):
+    for g, group in enumerate(config.block_groups):
         table, pages = run.tables[i][g], group.pages
         for block in held[g]:
             node = node_of(prefix, group_key(keys[block], g))
@@ -355,7 +350,7 @@ def _check_windows(config: EngineConfig, run: Running, i: int, num_computed: int
     ahead = config.max_num_batched_tokens * 5 // 4
     max_inputs = 1 + (spec_config.drafts if spec_config else 0)
     ahead = max(ahead, max_inputs * (config.depth + 1))
-    for g, group in enumerate(config.groups):
+    for g, group in enumerate(config.block_groups):
         table, low, pages = run.tables[i][g], seq_chain.low[g], group.pages
         sinks = group.sink_blocks(size)
         max_low = outside(num_computed, group.window, size)
@@ -379,7 +374,7 @@ def _check_windows(config: EngineConfig, run: Running, i: int, num_computed: int
 
 def _capacity(config: EngineConfig, run: Running, i: int) -> int:
     """The positions that the tables of the sequence at `i` have room for."""
-    pairs = zip(run.tables[i], config.groups, strict=True)
+    pairs = zip(run.tables[i], config.block_groups, strict=False)
     return config.block_size * min(len(table) // group.pages for table, group in pairs)
 
 

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from attrs import Factory, define, field
 
+from minfer.blocks.keys import Key
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Cancel,
@@ -40,7 +41,8 @@ from minfer.testing.books import Books
 from minfer.testing.content_laws import BlockContents
 from minfer.testing.decision_laws import read_decisions
 from minfer.testing.event_laws import check_report, fold
-from minfer.testing.invariants import check, may_defer
+from minfer.testing.invariants import check, may_defer, require
+from minfer.testing.kept_state_laws import check_kept, may_be_dropped, states_of
 from minfer.testing.plan_laws import Planning
 from minfer.testing.policy_laws import check_policy_state
 from minfer.testing.progress import Measure, check_progress, measure
@@ -138,23 +140,34 @@ class Ledger:
             check_policy_state(self.config, turn.state)
         self.books.released_seats.clear()
         self.books.filled.clear()
+        self.books.saved.clear()
+        self.books.states = states_of(self.config, before)
         for event in events:
             fold(self.books, event, report)
         check_report(report, turn)
         check_transfers(self.books, before, events, turn)
         check_losses(events, report.lost, turn)
-        planning = read_decisions(self.books, before, turn, budgets, deferred)
+        lost = report.requeued
+        planning = read_decisions(self.books, before, turn, budgets, deferred, lost)
+        requeued = planning.requeued
+        require(requeued == {*lost}, "states", f"{requeued} start again, not {lost}")
         check_state(self.books, turn.state)
+        check_kept(self.books, before, events, turn.state)
         check_publication(self.books, before, turn.state)
         check_queue(self.books, before, turn, planning)
-        if not planning.preempted:  # else blocks may be taken and released again
+        if not (
+            planning.preempted or requeued
+        ):  # else blocks may be taken and released again
             check_free_order(before.blocks.pool, turn.state.blocks.pool)
         outside = any(isinstance(event, _OUTSIDE) for event in events)
         # Samples whose blocks have come are counted again.
         outside |= before.tiers.loading - turn.state.tiers.loading != frozenset()
         self._progress(turn.state, planning, expected=report.progress and not outside)
         if turn.state.blocks.prefix.nodes is not before.blocks.prefix.nodes:
-            check_evictions(before.blocks.prefix, turn.state.blocks.prefix)
+            dropped = set[Key]()
+            if self.config.state_group is not None:
+                dropped = may_be_dropped(before, turn.state)
+            check_evictions(before.blocks.prefix, turn.state.blocks.prefix, dropped)
             self.contents.check(self.books, turn.state)
         self.state = turn.state
 

@@ -16,7 +16,7 @@ def pages_needed(config: EngineConfig, after: EngineState, seq: Sequence) -> int
     full = (num_tokens - 1) // size if _may_read(seq) else 0
     hit = longest_hit(config, after, seq.keys, full)
     pages = pages_at_once(config, -(-num_tokens // size))
-    for g, group in enumerate(config.groups):
+    for g, group in enumerate(config.block_groups):
         reads = read_blocks(config, group, hit)
         saved = len(reads)
         for block in reads:
@@ -30,17 +30,17 @@ def pages_needed(config: EngineConfig, after: EngineState, seq: Sequence) -> int
     if not len(after.running):
         return pages
     return pages + max(
-        config.watermark, next_block * sum(group.pages for group in config.groups)
+        config.watermark, next_block * sum(group.pages for group in config.block_groups)
     )
 
 
 def pages_at_once(config: EngineConfig, blocks: int) -> int:
     """Pages that a sequence of this many blocks holds at once at least: where a group has
     a window, the most blocks that a query and those before it in the window lie in, and
-    those of its sink tokens.
+    those of its sink tokens; and those of its working state.
     """
-    total, size = 0, config.block_size
-    for group in config.groups:
+    total, size = config.state_pages, config.block_size
+    for group in config.block_groups:
         max_blocks = blocks
         if group.window:
             positions = range(group.window - 1, group.window - 1 + size)
@@ -67,13 +67,15 @@ def longest_hit(
     config: EngineConfig, after: EngineState, keys: tuple[Key, ...], full: int
 ) -> int:
     """The most blocks, of `full` ones, that need not be computed: in each group, all that
-    the next query reads are cached.
+    the next query reads are cached, and the state after them is kept, if there is any.
     """
-    nodes = after.blocks.prefix.nodes
+    nodes, states = after.blocks.prefix.nodes, config.state_group
     for hit in range(full, 0, -1):
+        if states is not None and group_key(keys[hit - 1], states) not in nodes:
+            continue
         if all(
             group_key(keys[block], g) in nodes
-            for g, group in enumerate(config.groups)
+            for g, group in enumerate(config.block_groups)
             for block in read_blocks(config, group, hit)
         ):
             return hit

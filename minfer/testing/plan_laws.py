@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 
 from attrs import define, field
 
+from minfer.blocks.prefix import every_node
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Admitted
 from minfer.records.plan import Plan
@@ -20,6 +21,7 @@ from minfer.testing.books import Books
 from minfer.testing.copy_laws import check_copies
 from minfer.testing.draft_laws import check_drafts, row_cost, token_cost
 from minfer.testing.invariants import InvariantError, require
+from minfer.testing.kept_state_laws import check_plan_states, is_save_point
 from minfer.testing.skipped_rows import (
     is_paused,
     max_ahead,
@@ -45,6 +47,7 @@ class Planning:
     unopened: set[SampleId] = field(factory=set)
     # (victim, for which sample)
     preempted: list[tuple[SampleId, SampleId]] = field(factory=list)
+    requeued: set[SampleId] = field(factory=set)  # their step failed
     last_victims: set[SampleId] = field(factory=set)  # victims that were the last running
     # whether a first admission happened, or a new sample caused a preemption
     has_new: bool = False
@@ -83,7 +86,8 @@ def check_plan(books: Books, plan: Plan, after: EngineState, planning: Planning)
     preempted = bool(planning.preempted)
     planning.used = row_cost(config, plan, seats)
     check_drafts(books, plan, seats, after, budget, preempted=preempted)
-    check_copies(books, plan, seats, planning.newcomers, after)
+    copies = check_plan_states(books, plan, seats, after)
+    check_copies(books, plan, seats, planning.newcomers, after, copies)
     _check_members(books, plan, seats, after, planning)
     _check_budget(config, plan, seats, planning, after)
 
@@ -306,23 +310,40 @@ def _check_members(
                 planning.starved.append(account.id)
 
 
+def held_for_copies(plan: Plan, after: EngineState) -> int:
+    """How many pages were not available while a plan was made, as it copies from them."""
+    if not plan.copies:
+        return 0
+    sources = {copy.source for copy in plan.copies}
+    nodes = every_node(after.blocks.prefix).values()
+    copied = (node for node in nodes if not sources.isdisjoint(node.pages))
+    return sum(len(node.pages) for node in copied if not node.users)
+
+
 def _is_bounded(
-    config: EngineConfig, seat: Seat, end: int, after: EngineState, *, preempts: bool
+    config: EngineConfig,
+    plan: Plan,
+    seat: Seat,
+    end: int,
+    after: EngineState,
+    *,
+    preempts: bool,
 ) -> bool:
     """Whether a prefill chunk could not go on after `end`: it has as many tokens in
-    flight as it may, or its tables end, and pages are not plenty, or were not before the
-    turn `preempts`.
+    flight as it may, or its state is saved there, or its tables end, and pages are not
+    plenty, or were not before the turn `preempts`.
     """
-    if end >= max_in_flight(config, seat):
+    if end >= max_in_flight(config, seat) or is_save_point(config, seat, end):
         return True
     num_others = len(after.running) - 1
-    pairs = zip(seat.tables, config.groups, strict=True)
+    pairs = zip(seat.tables, config.block_groups, strict=False)
     blocks = end // config.block_size
     missing = sum(
         group.pages for table, group in pairs if len(table) <= blocks * group.pages
     )
-    block_pages = sum(group.pages for group in config.groups)
-    short = preempts or after.blocks.available < missing + num_others * block_pages
+    block_pages = sum(group.pages for group in config.block_groups)
+    available = after.blocks.available - held_for_copies(plan, after)
+    short = preempts or available < missing + num_others * block_pages
     return config.by_chunk and end == capacity(config, seat.tables) and short
 
 
@@ -355,6 +376,7 @@ def _check_budget(
         < seat.num_known_at_admission - seat.account.paused
         and not _is_bounded(
             config,
+            plan,
             seat,
             plan.starts[index] + plan.num_scheduled_tokens[index],
             after,

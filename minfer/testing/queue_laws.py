@@ -25,7 +25,7 @@ from minfer.testing.books import Books
 from minfer.testing.draft_laws import may_wait_to_draft
 from minfer.testing.invariants import InvariantError, may_defer, require
 from minfer.testing.needs import pages_needed
-from minfer.testing.plan_laws import Planning
+from minfer.testing.plan_laws import Planning, held_for_copies
 from minfer.testing.skipped_rows import is_paused, skips_step, suspects
 from minfer.values.record import evolve
 
@@ -80,6 +80,11 @@ def _is_loading(state: EngineState) -> bool:
     return any(transfer.kind.to_device for transfer in state.tiers.transfers)
 
 
+def _saved_pages(state: EngineState) -> int:
+    """Pages of states that are being saved, which are available after that."""
+    return sum(len(save.pages) for plan in state.inflight for save in plan.saves)
+
+
 def _check_left_out(books: Books, after: EngineState, planning: Planning) -> None:
     """Check that no running sample could be in one more step."""
     for account in books.running:
@@ -108,6 +113,9 @@ def _check_shortage(before: EngineState, after: EngineState, planning: Planning)
     }
     coming = coming or any(
         transfer.number in load_numbers for transfer in after.tiers.transfers
+    )
+    coming = coming or any(
+        plan.saves and plan in after.inflight for plan in before.inflight
     )
     is_valid = not (planning.preempted and coming)
     require(is_valid, "preemption", "though blocks were coming")
@@ -250,7 +258,7 @@ def _check_starved(config: EngineConfig, after: EngineState, planning: Planning)
         # Beside paused samples, a preemption may have to wait for results.
         results = after.paused and after.inflight
         coming = after.fences or runs_alone or results or _leave_windows(config, after)
-        coming = coming or _is_loading(after)
+        coming = coming or _is_loading(after) or _saved_pages(after) > 0
         require(coming, "left out", f"{starved} wait, and no block is coming")
 
 
@@ -258,7 +266,7 @@ def _pages_of_next(config: EngineConfig, after: EngineState, i: int) -> int:
     """The pages of one more block in each group whose table ends where others do, or
     before.
     """
-    pairs = [*zip(after.running.tables[i], config.groups, strict=True)]
+    pairs = [*zip(after.running.tables[i], config.block_groups, strict=False)]
     blocks = min(len(table) // group.pages for table, group in pairs)
     missing = (
         group.pages for table, group in pairs if len(table) == blocks * group.pages
@@ -273,7 +281,7 @@ def _leave_windows(config: EngineConfig, after: EngineState) -> bool:
         outside(run.scheduled[i], group.window, size)
         > max(run.chains[i].low[g], group.sink_blocks(size))
         for i in range(len(run))
-        for g, group in enumerate(config.groups)
+        for g, group in enumerate(config.block_groups)
     )
 
 
@@ -306,7 +314,10 @@ def _check_head(
         _check_budget(config, seq, planning)
         return
     needed = pages_needed(config, after, seq)
-    available = after.blocks.available - _held_for_copies(after, planning)
+    available, last_plan = after.blocks.available, next(iter(planning.plans[-1:]), None)
+    if last_plan is not None:  # its saves took pages after that
+        available -= held_for_copies(last_plan, after)
+        available += sum(len(save.pages) for save in last_plan.saves)
     last_admitted = planning.last_admitted
     causes = [_cause(config, after, seq, last_admitted, short=needed > available)]
     if planning.unopened:  # by the last plan, or before it
@@ -319,21 +330,10 @@ def _check_head(
     if cause in ("blocks", "rows"):
         _check_inversion(config, turn, seq, cause)
     may_grow = config.speculation is not None  # tables may grow
-    if not may_grow and len(planning.plans) == 1:
+    # A save may evict what the head of the queue would have hit.
+    saves = last_plan is not None and bool(last_plan.saves)
+    if not (may_grow or saves) and len(planning.plans) == 1:
         _check_figures(turn, seq, needed, available)
-
-
-def _held_for_copies(after: EngineState, planning: Planning) -> int:
-    """How many blocks were not available while the last plan was made, as it copies from
-    them.
-    """
-    plan = planning.plans[-1] if planning.plans else None
-    if plan is None or not plan.copies:
-        return 0
-    sources = {copy.source for copy in plan.copies}
-    nodes = every_node(after.blocks.prefix).values()
-    copied = (node for node in nodes if not sources.isdisjoint(node.pages))
-    return sum(len(node.pages) for node in copied if not node.users)
 
 
 def _cause(
@@ -370,7 +370,8 @@ def _check_inversion(
 ) -> None:
     """Check that the head of the queue may not preempt the last running sample."""
     after = turn.state
-    if after.fences or _is_loading(after) or not after.running.seqs:
+    coming = after.fences or _is_loading(after) or _saved_pages(after)
+    if coming or not after.running.seqs:
         return
     last = after.running.seqs[-1]
     overridden = any(isinstance(reason, PolicyOverride) for reason in turn.reasons)
@@ -423,9 +424,11 @@ def _free_order(pool: Pool) -> list[int]:
     return [*pool.spare, *chain(*runs), *range(pool.fresh, pool.total)]
 
 
-def check_evictions(before: PrefixIndex, after: PrefixIndex) -> None:
+def check_evictions(
+    before: PrefixIndex, after: PrefixIndex, dropped: Collection[Key] = ()
+) -> None:
     """Raise InvariantError unless the blocks evicted in a turn were the least recently
-    used.
+    used, but for states that may be `dropped`.
 
     Only blocks that were idle before the turn are compared: those that keep their ticket
     were not held in it, so none of them may be older than an evicted one. A parent was
@@ -434,7 +437,7 @@ def check_evictions(before: PrefixIndex, after: PrefixIndex) -> None:
     last_evicted, first_kept = -1, after.next_use
     old_nodes, nodes = every_node(before), every_node(after)
     for key, last_use in _last_uses(before, old_nodes).items():
-        if not _is_same_block(old_nodes, nodes, key):
+        if key not in dropped and not _is_same_block(old_nodes, nodes, key):
             last_evicted = max(last_evicted, last_use)
     for last_use, key in before.idle.items():
         if _is_same_block(old_nodes, nodes, key) and after.idle.get(last_use) == key:

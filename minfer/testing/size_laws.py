@@ -108,9 +108,10 @@ def _tables(config: EngineConfig, after: EngineState) -> None:
         run.last_index, run.tables, run.chains, strict=True
     ):
         max_blocks = -(-(last_index + 1) // size)
-        pairs = zip(tables, config.groups, strict=True)
+        pairs = zip(tables, config.block_groups, strict=False)
         blocks = max(-(-len(table) // group.pages) for table, group in pairs)
-        fits = max(blocks, len(chain.keys), len(chain.chunks)) <= max_blocks
+        counts = blocks, len(chain.keys), len(chain.chunks), len(chain.states.kept)
+        fits = max(counts) <= max_blocks
         require(
             fits, "size", f"a sequence of {last_index + 1} tokens has {blocks} blocks"
         )

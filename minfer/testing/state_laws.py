@@ -130,11 +130,12 @@ def check_publication(books: Books, before: EngineState, after: EngineState) -> 
     that computed them is over; or their content can be found in other blocks, or could be
     until a sequence left in this turn. With a window they may be released at any time.
     """
-    groups = books.config.groups
+    groups = books.config.block_groups
     if any(group.window for group in groups) or books.released_seats:
         return
     run, size = after.running, books.config.block_size
     cached = before.blocks.prefix.nodes, after.blocks.prefix.nodes
+    old = dict(zip(before.running.run_ids, before.running.chains, strict=True))
     for i, run_id in enumerate(run.run_ids):
         chain, num_due = run.chains[i], books.filled.get(run_id, 0) // size
         (sealed,) = chain.sealed
@@ -142,6 +143,9 @@ def check_publication(books: Books, before: EngineState, after: EngineState) -> 
             continue
         twin = [*chain.keys[sealed : sealed + 1]]
         is_cached = any(key in nodes for key in twin for nodes in cached)
+        # Once their twins were evicted, some may have been published for a sibling.
+        first = min(old[run_id].sealed) if run_id in old else sealed
+        is_cached = is_cached or (first < sealed and chain.keys[first] in cached[0])
         detail = f"{run.ids[i]} has published {sealed} of {num_due} blocks"
         require(is_cached, "publish in time", detail)
 
@@ -177,6 +181,9 @@ def check_flights(
         owner.update(dict.fromkeys(private_pages(config, run, i), run_id))
     for flight in flights:
         plan = flight.plan
+        saved = {page for save in plan.saves for page in save.pages}
+        if not saved.isdisjoint((*free, *owner)):
+            raise InvariantError("fence", f"{saved} are written by step {plan.step}")
         for index, seat in enumerate(flight.seats):
             run_id, pages = plan.run_ids[index], flight.pages[index]
             if not free.isdisjoint(pages):
@@ -201,9 +208,10 @@ def check_flights(
 def _written(config: EngineConfig, seat: Seat, start: int, end: int) -> list[int]:
     """The pages of a row that hold positions from `start` to `end`."""
     first, last = start // config.block_size, -(-end // config.block_size)
-    pairs = zip(seat.tables, config.groups, strict=True)
-    return [
+    pairs = zip(seat.tables, config.block_groups, strict=False)
+    pages = [
         page
         for table, group in pairs
         for page in table[first * group.pages : last * group.pages]
     ]
+    return [*pages, *seat.tables[-1]] if config.state_group else pages

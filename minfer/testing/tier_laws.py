@@ -4,7 +4,7 @@ end.
 
 from collections.abc import Iterable, Sequence
 
-from minfer.blocks.keys import group_keys
+from minfer.blocks.keys import group_key, group_keys
 from minfer.blocks.ownership import Blocks
 from minfer.blocks.prefix import Pages, PrefixIndex, flattened, is_live, node_of
 from minfer.blocks.window import outside, unreleased
@@ -196,12 +196,16 @@ def _check_hits_kept(
     waiting, size = {seq.id: seq for seq in turn.state.waiting}, config.block_size
     for reason, transfer in zip(reasons, loads, strict=True):
         keys, end = waiting[reason.id, reason.sample].keys, reason.blocks
-        for g, group in enumerate(config.groups):
+        for g, group in enumerate(config.block_groups):
             low, sinks = outside(end * size, group.window, size), group.sink_blocks(size)
             read_keys = group_keys(unreleased(keys, 0, end, low, sinks), g)
             cached_keys = [key for key in read_keys if key not in transfer.keys]
             is_held = all(is_live(turn.state.blocks.prefix, key) for key in cached_keys)
             require(is_held, "tiers", f"a block of the hit of {reason.id} can be evicted")
+        if config.state_group is not None:
+            key = group_key(keys[end - 1], config.state_group)
+            is_held = key in transfer.keys or is_live(turn.state.blocks.prefix, key)
+            require(is_held, "tiers", f"the state of {reason.id} can be evicted")
 
 
 def check_losses(events: Iterable[Event], lost: int, turn: Transition) -> None:

@@ -2,7 +2,7 @@
 again. What it held is released in both cases.
 """
 
-from minfer.blocks.keys import Key, Keys
+from minfer.blocks.keys import Key, Keys, is_state
 from minfer.blocks.ownership import Blocks, Transaction
 from minfer.blocks.prefix import ROOT, flattened
 from minfer.records.config import EngineConfig
@@ -88,6 +88,11 @@ def _write(target: Blocks, transfer: Transfer, *, lost: bool) -> Blocks:
         broken = path.parent != ROOT and path.parent not in change.prefix.nodes
         if lost or broken:
             change.pool.release(flattened(path.pages))
+            continue
+        if is_state(path.keys[0], change.prefix.state_group):
+            ((key,), (pages,)) = path.keys, path.pages
+            if not change.prefix.publish_state(path.parent, key, pages):
+                change.pool.release(pages)
             continue
         if change.prefix.held is not None:  # blocks are stored only if it lacks them
             change.prefix.add_idle(path.parent, path.keys, path.pages)

@@ -9,7 +9,7 @@ from collections.abc import Container
 
 from attrs import define, field, frozen
 
-from minfer.blocks.keys import DIGEST, TAIL, Key, Keys
+from minfer.blocks.keys import DIGEST, TAIL, Key, Keys, is_state
 from minfer.blocks.ownership import Blocks, Transaction
 from minfer.blocks.prefix import (
     ROOT,
@@ -80,19 +80,33 @@ class _Batch:
         left.
         """
         for index, key in enumerate(queue):
-            run = self._missing(key)
-            if run is None:
-                continue
-            num_blocks, size = len(run.keys), len(run.blocks[0])
-            fits = min(num_blocks, self.room // size)
-            if fits < num_blocks:
-                run = _Run(run.parent, run.keys[:fits], run.blocks[:fits])
-            if fits:
-                self._append(run)
-                self.room -= fits * size
-            if fits < num_blocks:
-                return queue.without_first(index)
+            for run in self._runs(key):
+                num_blocks, size = len(run.keys), len(run.blocks[0])
+                fits = min(num_blocks, self.room // size)
+                if fits < num_blocks:
+                    run = _Run(run.parent, run.keys[:fits], run.blocks[:fits])
+                if fits:
+                    self._append(run)
+                    self.room -= fits * size
+                if fits < num_blocks:
+                    return queue.without_first(index)
         return Queue()
+
+    def _runs(self, key: Key) -> list[_Run]:
+        """What the tier lacks of a block and those before it, as `_missing`; and of a
+        state of recurrent layers, which is a run of its own behind its block.
+        """
+        if not self._is_state(key):
+            run = self._missing(key)
+            return [] if run is None else [run]
+        packed = self.prefix.nodes.get(key)
+        if packed is None or key in self.taken or key in self.there:
+            return []
+        pages, parent, *_ = packed
+        return [*self._runs(parent), _Run(parent, [key], [pages])]
+
+    def _is_state(self, key: Key) -> bool:
+        return is_state(key, self.prefix.state_group)
 
     def _missing(self, key: Key) -> _Run | None:
         """The block and those before it that the tier lacks, also after the transfers in
@@ -112,7 +126,8 @@ class _Batch:
     def _append(self, run: _Run) -> None:
         """Add blocks, to the last run if they go on there."""
         last = self.runs[-1] if self.runs else None
-        if last is not None and last.keys[-1] == run.parent:
+        follows = last is not None and last.keys[-1] == run.parent
+        if last is not None and follows and not self._is_state(run.keys[0]):
             last.keys += run.keys
             last.blocks += run.blocks
         else:

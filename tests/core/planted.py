@@ -93,6 +93,7 @@ BUGS: Final = (
         (
             "hit = take_hit("
             "config, state, change, seq.keys, readable_blocks(seq, full))\n"
+            "working, origin = take_working_state(config, change, hit, num_known)\n"
             "tables = _take_tables("
             "config, change, hit, num_known, max_tokens, "
             "len(state.running) + num_newcomers)"
@@ -101,6 +102,7 @@ BUGS: Final = (
             "unheld = Transaction(state.blocks)\n"
             "hit = take_hit("
             "config, state, unheld, seq.keys, readable_blocks(seq, full))\n"
+            "working, origin = take_working_state(config, change, hit, num_known)\n"
             "tables = _take_tables("
             "config, change, hit, num_known, max_tokens, "
             "len(state.running) + num_newcomers)\n"
@@ -771,7 +773,7 @@ BUGS: Final = (
         "hit of one group is not the hit of all",
         "a kind: one window shortens a hit, and what another reads then is not looked at",
         "planning/prefix_hit.py",
-        "find_hit",
+        "_find_blocks",
         "hit != before",
         "before < 0",
     ),
@@ -1170,8 +1172,8 @@ ESCAPED: Final = (
         _OUTSIDE,
         "lifecycle/arrive.py",
         "_Arrivals._note_kv_transfer",
-        "prompt[first:stored]",
-        "prompt[:stored]",
+        "blocks[first:]",
+        "blocks",
         "tiers/test_external.py",
     ),
     Bug(
@@ -1323,7 +1325,7 @@ ESCAPED: Final = (
         "any engine with sink tokens: a prefix counts as cached though its first block, "
         "which is evicted last, is gone",
         "planning/prefix_hit.py",
-        "find_hit",
+        "_find_blocks",
         "lookup_window(prefix, keys, hit, group.window, size, g, sinks)",
         "lookup_window(prefix, keys, hit, group.window, size, g)",
         "blocks/test_sinks.py",

@@ -44,6 +44,7 @@ from minfer.records.request import KvTransfer, PromptOnly, Request, SamplingPara
 from minfer.records.sequence import SampleId
 from minfer.records.speculation import DRAFTERS, HOST, Speculation
 from minfer.records.state import EngineState, Transition, initial
+from minfer.records.state_keeping import StateKeeping
 from minfer.records.tiers import CHOICES, LOAD, ExternalStore, HostTier
 from minfer.records.token_logprobs import unpack_parts
 from minfer.simulation.oracle import INITIAL_DIGEST, ONE_GROUP, vector_of
@@ -128,23 +129,33 @@ class Alone:
     block_size: int
     groups: Groups
     position: int = 0
+    state: int = INITIAL_DIGEST  # of recurrent layers, if there are any
+    blocks: Groups = field(init=False)  # groups that have any
     full: list[list[int]] = field(init=False)  # by group: digests of full blocks
     here: list[int] = field(init=False)  # by group: of the last block
     seen: list[int] = field(init=False)  # by group: of what its last token attends to
 
     def __attrs_post_init__(self) -> None:
-        self.full, self.here, self.seen = [[] for _ in self.groups], [], []
+        self.blocks = tuple(group for group in self.groups if not group.state)
+        self.full, self.here, self.seen = [[] for _ in self.blocks], [], []
+
+    @property
+    def recurrent(self) -> tuple[int, ...]:
+        """The state of recurrent layers, if there are any."""
+        return () if self.blocks == self.groups else (self.state,)
 
     def read(self, token: int) -> None:
         """One more input."""
         size, position = self.block_size, self.position
         if position % size == 0:
-            self.here = [INITIAL_DIGEST + g for g in range(len(self.groups))]
-        each = zip(self.groups, self.full, strict=True)
+            self.here = [INITIAL_DIGEST + g for g in range(len(self.blocks))]
+        each = zip(self.blocks, self.full, strict=True)
         self.seen = [
             hash(tuple(read_before(full, group, position, size))) for group, full in each
         ]
-        self.here = [hash((here, token, position, *self.seen)) for here in self.here]
+        self.state = hash((self.state, token, position))
+        read = *self.seen, *self.recurrent
+        self.here = [hash((here, token, position, *read)) for here in self.here]
         self.position += 1
         if self.position % size == 0:
             for full, here in zip(self.full, self.here, strict=True):
@@ -152,7 +163,7 @@ class Alone:
 
     def digest(self, *noise: int) -> int:
         """Of all that the last input attends to."""
-        return hash((*self.seen, *self.here, self.position, *noise))
+        return hash((*self.seen, *self.here, *self.recurrent, self.position, *noise))
 
 
 @frozen
@@ -286,6 +297,23 @@ def several_groups(config: EngineConfig, rng: Random) -> EngineConfig:
     )
 
 
+def with_states(config: EngineConfig, rng: Random) -> EngineConfig:
+    """`config`, or with recurrent layers, and up to a state more for each row."""
+    if rng.random() < 0.6:
+        return config
+    pages, rows = rng.choice((1, 1, 2, 3, 5)), config.max_num_seqs
+    groups = (*config.groups, CacheGroup(state=True, pages=pages))
+    more = pages * rng.choice((1, rng.randint(1, rows + 1), 2 * rows))
+    keeping = StateKeeping(
+        stride_blocks=rng.choice((0, 1, 2, 16)),
+        decode_stride_blocks=rng.choice((0, 1, 1, 2)),
+        max_share=rng.choice((0.0, 0.3, 0.6, 1.0, 1.0)),
+    )
+    return evolve(
+        config, groups=groups, num_blocks=config.num_blocks + more, states=keeping
+    )
+
+
 def big_config(rng: Random) -> EngineConfig:
     """A pool of hundreds of blocks, long lines and prompts, and token ids of more than 16
     bits.
@@ -329,7 +357,7 @@ def some_speculation(rng: Random) -> Speculation | None:
 def speculating(config: EngineConfig, rng: Random) -> EngineConfig:
     """`config` with drafts, or not; some budgets have room for them."""
     how = some_speculation(rng)
-    if how is not None and len(config.groups) > 1:  # no draft model
+    if how is not None and len(config.block_groups) > 1:  # no draft model
         how = evolve(how, drafter=HOST)
     room = rng.choice((0, how.drafts, 8 * how.drafts)) if how else 0
     budget = config.max_num_batched_tokens + room
@@ -341,7 +369,8 @@ def with_host(config: EngineConfig, rng: Random) -> EngineConfig:
     if rng.random() < 0.6:
         return config
     many = 4 * config.num_blocks
-    pages = rng.choice((config.block_pages, config.num_blocks, many, many))
+    few = max(config.block_pages, config.state_pages)
+    pages = rng.choice((few, config.num_blocks, many, many))
     host = HostTier(pages=pages, **tier_costs(config, rng))
     return evolve(config, host=host)
 
@@ -362,7 +391,9 @@ def tier_costs(config: EngineConfig, rng: Random) -> dict[str, Any]:
     would go on long after the last request.
     """
     return {
-        "storing": max(rng.choice((1, 3, 512)), config.num_blocks // 100),
+        "storing": max(
+            rng.choice((1, 3, 512)), config.num_blocks // 100, config.state_pages
+        ),
         "choice": rng.choice((*CHOICES, LOAD)),
         "load_seconds": rng.choice((0.0, 3.0)),
         "page_seconds": 0.1,
@@ -903,6 +934,7 @@ def run_world(seed: int, turns: int) -> World:
     big = rng.random() < BIG_SHARE
     config = big_config(rng) if big else tiny_config(rng)
     config = several_groups(config, Random(f"groups {seed}"))
+    config = with_states(config, Random(f"states {seed}"))
     config = speculating(config, Random(f"speculation {seed}"))
     config = with_host(config, Random(f"host {seed}"))
     config = with_external_store(config, Random(f"external {seed}"))

@@ -45,6 +45,8 @@ FAMILIES = [
     ("Gemma4", "small full heads"),
     next(key for key in VARIANTS if key[0] == "GptOss"),
     next(key for key in VARIANTS if key[0] == "DeepseekV3"),
+    ("Qwen3Next", "plain"),
+    ("GraniteMoeHybrid", "experts"),
 ]
 
 

@@ -13,11 +13,13 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from minfer import kernels
+from minfer.kernels import target
 from minfer.kernels.gated_norm import gated_norm
-from minfer.kernels.gated_rule import DecayGates, gated_rule
+from minfer.kernels.gated_rule import gated_rule
 from minfer.kernels.leaves import Norm
 from minfer.kernels.paged_states import PagedUnits
-from minfer.kernels.short_conv import short_conv
+from minfer.kernels.rule_arguments import DecayGates
+from minfer.kernels.short_conv import ConvActivation, short_conv
 from minfer.kernels.state_work import StateChunks, StateWork
 
 from .compiles import HOPPER, compiled, half, ints
@@ -83,7 +85,7 @@ def rule(sizes: Sizes, states: torch.dtype, *, chunks: bool) -> None:
 def convolution(channels: int, width: int, bias: Tensor | None) -> None:
     """Of decode rows, and of chunks."""
     units = paged(channels // 128, width - 1, 128, dtype=torch.bfloat16)
-    activation = None if bias is None else "silu"
+    activation: ConvActivation | None = None if bias is None else "silu"
     for chunks in (False, True):
         x = half(TOKENS if chunks else ROWS, channels)
         short_conv(x, half(channels, width), bias, activation, units, work(chunks=chunks))
@@ -92,6 +94,7 @@ def convolution(channels: int, width: int, bias: Tensor | None) -> None:
 def main(skip_slow: bool) -> None:
     driver.set_active(Elsewhere(HOPPER))
     JITFunction.run = compiled
+    target.default_capability = HOPPER
     kernels.interpreting = True  # kernels take tensors of the CPU
     convolution(8192, 4, half(8192))
     convolution(2048, 3, None)

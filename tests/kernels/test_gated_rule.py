@@ -2,6 +2,7 @@
 in steps give what they give at once.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,15 +14,17 @@ from transformers.models.bamba import modeling_bamba as bamba
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
-from minfer.kernels import gated_rule as gated_rule_module
-from minfer.kernels.gated_rule import DecayGates, gated_rule
+from minfer.kernels import gated_rule_launches
+from minfer.kernels.gated_rule import gated_rule
+from minfer.kernels.rule_arguments import DecayGates
 from minfer.kernels.state_work import StateWork
 
+from .conftest import CUDA, ints
 from .paged import PagedRows
 from .test_fused import error, randn
 
 L2_EPS = 1e-6
-HIGH = 0.9  # the largest step of Mamba
+LOW, HIGH = 0.1, 0.9  # the smallest and the largest step of Mamba
 
 
 class Rule(NamedTuple):
@@ -36,25 +39,32 @@ class Rule(NamedTuple):
     skip: Tensor | None  # Mamba's
 
     def run(self, inputs: "Inputs", rows: PagedRows, work: StateWork) -> Tensor:
-        """Returns o of a step, on the CPU."""
-        device = rows.device
-        q, k, v, raw = (x.to(device) for x in inputs[:4])
-        low, high = (0.0, float("inf")) if self.skip is None else (0.1, HIGH)
-        gates = DecayGates(raw, self.bias.to(device), self.rates.to(device), low, high)
+        """Returns o of a step, of inputs of any device, on the CPU."""
+        moved = Inputs(*(x.to(rows.device) for x in inputs))
+        return self.to(rows.device).launch(moved, rows, work).cpu()
+
+    def to(self, device: str) -> "Rule":
+        """Returns the rule with its weights on a device."""
+        skip = None if self.skip is None else self.skip.to(device)
+        bias, rates = self.bias.to(device), self.rates.to(device)
+        return self._replace(bias=bias, rates=rates, skip=skip)
+
+    def launch(self, inputs: "Inputs", rows: PagedRows, work: StateWork) -> Tensor:
+        """Returns o of a step, with all tensors on one device."""
         is_delta = self.skip is None
-        out = gated_rule(
-            q,
-            k,
-            v,
-            gates,
-            inputs.beta.to(device) if is_delta else None,
+        low, high = (0.0, math.inf) if is_delta else (LOW, HIGH)
+        return gated_rule(
+            inputs.q,
+            inputs.k,
+            inputs.v,
+            DecayGates(inputs.raw, self.bias, self.rates, low, high),
+            inputs.beta if is_delta else None,
             rows.units,
             work,
-            skip=None if self.skip is None else self.skip.to(device),
+            skip=self.skip,
             l2_eps=L2_EPS if is_delta else None,
             scale=self.keys**-0.5 if is_delta else 1.0,
         )
-        return out.cpu()
 
 
 class Inputs(NamedTuple):
@@ -165,7 +175,7 @@ def mamba(rule: Rule, inputs: Inputs) -> Expected:
         D=rule.skip,
         dt_bias=rule.bias,
         dt_softplus=True,
-        dt_limit=(0.1, HIGH),
+        dt_limit=(LOW, HIGH),
         return_final_states=True,
     )
     return out[0], state[0].mT
@@ -212,15 +222,16 @@ def test_steps_give_what_transformers_gives_at_once(
     form: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    types = (torch.float32,) if form == "blocks" else ()
-    monkeypatch.setattr(gated_rule_module, "BLOCK_TYPES", types)
+    # A GPU's products of matrices in float32 are rounded.
+    dtype = torch.float16 if CUDA and form == "blocks" else torch.float32
+    types = (dtype,) if form == "blocks" else ()
+    monkeypatch.setattr(gated_rule_launches, "BLOCK_TYPES", types)
     rule = drawn_rule(*sizes, kind)
     keys, values, _, heads = sizes
-    limit = 1e-5 if state is torch.float32 else 2e-3
+    limit = 1e-5 if state is dtype is torch.float32 else 2e-3
     rows = PagedRows(3, heads, keys, values, dtype=state, device=device)
     first, second = (
-        Inputs.drawn(rule, count, seed=10 * count, dtype=torch.float32)
-        for count in (90, 7)
+        Inputs.drawn(rule, count, seed=10 * count, dtype=dtype) for count in (90, 7)
     )
     outs: dict[int, list[Tensor]] = {0: [], 2: []}
 
@@ -257,3 +268,83 @@ def test_a_decode_row_starts_from_zero(device: str) -> None:
     expected, last = recurrent_delta(rule, inputs)
     assert error(out, expected.double()) < 1e-6
     assert error(rows.states(1)[0], last.double()) < 1e-6
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("kind", ["delta", "kimi"])
+def test_blocks_of_keys_that_are_alike(
+    device: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With nearly one key, strengths near 1 and no decay, the powers of a block's matrix
+    are up to 1e17: its inverse is not a sum of them.
+    """
+    dtype = torch.float16 if CUDA else torch.float32
+    monkeypatch.setattr(gated_rule_launches, "BLOCK_TYPES", (dtype,))
+    rule = drawn_rule(32, 16, 1, 1, kind)
+    rule = rule._replace(rates=torch.full_like(rule.rates, 1e-4))
+    inputs = Inputs.drawn(rule, 100, seed=3, dtype=torch.float32)
+    alike = inputs.k[:1] + 0.05 * inputs.k
+    inputs = inputs._replace(k=alike, beta=inputs.beta + 6)
+    inputs = Inputs(*(x.to(dtype) for x in inputs))
+    rows = PagedRows(1, 1, 32, 16, dtype=torch.float32, device=device)
+    out = rule.run(inputs, rows, rows.work({}, (0, 0, 100)))
+    expected, last = (kimi_delta if kind == "kimi" else gated_delta)(rule, inputs)
+    limit = 2e-5 if dtype is torch.float32 else 1e-2
+    assert error(out, expected.double()) < limit
+    assert error(rows.states(0)[0], last.double()) < limit
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_padding_shares_a_scratch_row(device: str) -> None:
+    """Rows that pad a step have one state, which several programs write; the others' is
+    as without them.
+    """
+    rule = drawn_rule(16, 16, 1, 2, "delta")
+    inputs = Inputs.drawn(rule, 3, seed=5, dtype=torch.float32)
+    rows = PagedRows(2, 2, 16, 16, dtype=torch.float32, device=device)
+    work = rows.work({1: 0})
+    padded = StateWork(
+        work.table, ints([1, 0, 0], device), ints([0, 0, 0], device), chunks=None
+    )
+    out = rule.run(inputs, rows, padded)
+    expected, last = recurrent_delta(rule, inputs.tokens(0, 1))
+    assert error(out[:1], expected.double()) < 1e-6
+    assert error(rows.states(1)[0], last.double()) < 1e-6
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a GPU")
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("delta", (128, 128, 4, 8)),
+        ("kimi", (128, 128, 4, 4)),
+        ("mamba", (128, 64, 1, 8)),
+        ("mamba", (256, 64, 1, 4)),
+    ],
+)
+@pytest.mark.parametrize("state", [torch.float32, torch.bfloat16], ids=str)
+def test_heads_of_models_in_a_graph(
+    kind: str, sizes: tuple[int, int, int, int], state: torch.dtype
+) -> None:
+    """bfloat16, in a CUDA graph: a chunk and decode rows at once, again and again."""
+    rule = drawn_rule(*sizes, kind)
+    keys, values, _, heads = sizes
+    inputs = Inputs.drawn(rule, 2 + 300, seed=1, dtype=torch.bfloat16)
+    rows, on_cpu = (
+        PagedRows(3, heads, keys, values, dtype=state, device=device)
+        for device in ("cuda", "cpu")
+    )
+    for each in (rows, on_cpu):
+        each.pages.zero_()
+    works = [each.work({0: 4, 1: 9}, (2, 64, 300), padding=1) for each in (rows, on_cpu)]
+    on_gpu = Inputs(*(x.cuda() for x in inputs))
+    rule = rule.to("cuda")
+    rule.launch(on_gpu, rows, works[0])
+    graph, held = torch.cuda.CUDAGraph(), list[Tensor]()
+    with torch.cuda.graph(graph):
+        held.append(rule.launch(on_gpu, rows, works[0]))
+    graph.replay()
+    for _ in range(2):
+        expected = rule.run(inputs, on_cpu, works[1])
+    assert error(held[0].cpu(), expected.double()) < 2e-2
+    assert error(rows.states(0, 1, 2), on_cpu.states(0, 1, 2).double()) < 2e-2

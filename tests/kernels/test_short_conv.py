@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers.models.lfm2 import modeling_lfm2 as lfm2
 
+from minfer.kernels import short_conv_kernels
 from minfer.kernels.short_conv import ConvActivation, short_conv
 from minfer.kernels.state_work import StateWork
 
@@ -28,7 +29,11 @@ def test_steps_give_what_transformers_gives_at_once(
     width: int,
     has_bias: bool,
     activation: ConvActivation | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Several tiles, of which the last is partly outside.
+    monkeypatch.setattr(short_conv_kernels, "DECODE_CHANNELS", 2 * 32)
+    monkeypatch.setattr(short_conv_kernels, "CHUNK_CHANNELS", 16)
     weight = randn(CHANNELS, width, dtype=dtype, device=device, seed=1)
     bias = randn(CHANNELS, dtype=dtype, device=device, seed=2) if has_bias else None
     rows = PagedRows(3, UNITS, width - 1, UNIT, dtype=dtype, device=device)

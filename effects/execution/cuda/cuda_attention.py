@@ -48,6 +48,7 @@ from minfer.kernels.dequantized_contexts import dequantize_contexts
 from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.flash import flash_attention
 from minfer.kernels.leaves import HeadWeights, LatentWeights
+from minfer.kernels.page_copy import copy_pages
 from minfer.kernels.rope import rope_and_cache
 from minfer.records.plan import Copy
 
@@ -306,19 +307,31 @@ class CudaCache:
         return self.memory.page_views()
 
     def copy(self, copies: Sequence[Copy]) -> None:
-        """Copy pages, `BLOCKS_PER_COPY` of them by two launches. Whole blocks are copied:
-        no kernel reads behind a context.
+        """Copy pages: `BLOCKS_PER_COPY` of them by two launches, or beside recurrent
+        layers all by one. Whole blocks are copied: no kernel reads behind a context.
         """
+        if self.layout.states is not None:
+            pairs = [[page.source, page.target] for page in copies]
+            on_device = self._to_device(pairs)
+            copy_pages(self.data, on_device)
+            if self.memory.scales is not None:
+                scales = self.memory.scales.movedim(PAGE_DIM, 0)
+                scales[on_device[:, 1]] = scales[on_device[:, 0]]
+            return
         for first in range(0, len(copies), BLOCKS_PER_COPY):
             batch = copies[first : first + BLOCKS_PER_COPY]
             blocks = [
                 [block_copy.source for block_copy in batch],
                 [block_copy.target for block_copy in batch],
             ]
-            pinned = torch.tensor(blocks, pin_memory=self.data.is_cuda)
-            sources, targets = pinned.to(self.data.device, non_blocking=True)
+            sources, targets = self._to_device(blocks)
             for view in self.page_views():
                 view.index_copy_(0, targets, view.index_select(0, sources))
+
+    def _to_device(self, pages: list[list[int]]) -> Tensor:
+        """Returns page ids on the device, without waiting."""
+        pinned = torch.tensor(pages, pin_memory=self.data.is_cuda)
+        return pinned.to(self.data.device, non_blocking=True)
 
     def clear(self, blocks: Sequence[int], start: int = 0) -> None:
         """Do nothing: no kernel's result depends on what is behind a context."""

@@ -266,7 +266,8 @@ def mix_gated_delta(
     rows [tokens, hidden], normalised if there is `norm`; moves the states on.
     """
     from minfer.kernels.gated_norm import gated_norm
-    from minfer.kernels.gated_rule import DecayGates, gated_rule
+    from minfer.kernels.gated_rule import gated_rule
+    from minfer.kernels.rule_arguments import DecayGates
     from minfer.kernels.short_conv import short_conv
 
     mixed = norm_linear(rows, norm, weights.inputs, step.products)

@@ -314,7 +314,8 @@ def mix_mamba2(
     """Returns the gated results of the heads of layer `index` [tokens, inner_size], of
     rows [tokens, hidden], normalised if there is `norm`; moves the states on.
     """
-    from minfer.kernels.gated_rule import DecayGates, gated_rule
+    from minfer.kernels.gated_rule import gated_rule
+    from minfer.kernels.rule_arguments import DecayGates
     from minfer.kernels.short_conv import short_conv
 
     projected = norm_linear(rows, norm, weights.inputs, step.products)

@@ -119,8 +119,8 @@ def _page_too_small(kind: _Kind, block_bytes: int, block_size: int) -> ConfigErr
     needed = block_size * (1 << (blocks - 1).bit_length())
     shape = " x ".join(map(str, kind.shape))
     return ConfigError(
-        f"a page of the cache must have room for a unit of the recurrent layers' state, "
-        f"{shape} numbers in {kind.dtype}, {kind.unit_bytes} bytes, and those of "
-        f"{block_size} tokens have {block_bytes}; use blocks of {needed} tokens "
-        f"(--block-size {needed})"
+        f"a block of {block_size} token(s) (--block-size) is a page of {block_bytes} "
+        f"bytes, which must have room for a unit of the recurrent layers' state: "
+        f"{shape} numbers in {kind.dtype}, {kind.unit_bytes} bytes; use --block-size "
+        f"{needed}"
     )

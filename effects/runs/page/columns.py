@@ -47,6 +47,7 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "Admitted": ("hit", "known", "copied"),
     "Missed": ("block", "blocks"),
     "WindowMissed": ("group", "block", "cached"),
+    "StateMissed": ("block", "cached"),
     "Loading": ("blocks", "hit", "kind"),
     "Recomputing": ("blocks", "hit", "kind"),
     "LostBlocks": ("blocks", "error"),

@@ -243,7 +243,7 @@ def test_a_turn_that_is_not_of_its_state_is_refused() -> None:
 
 def test_a_result_that_lacks_tokens_is_refused() -> None:
     """So it is where a turn before it is missing."""
-    config, turns = recorded(10, 20)
+    config, turns = recorded(12, 20)
     data = encode_journal(config, turns)
     at = next(
         i

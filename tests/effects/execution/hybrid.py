@@ -14,7 +14,8 @@ from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.architecture.state_parts import StatePart
 from minfer.effects.models.layout.cache_layout import plain_layout
-from minfer.kernels.gated_rule import DecayGates, gated_rule
+from minfer.kernels.gated_rule import gated_rule
+from minfer.kernels.rule_arguments import DecayGates
 from minfer.kernels.short_conv import short_conv
 from tests.effects.execution.tiny_engine import VOCAB
 from tests.effects.stateful import with_parts

@@ -109,6 +109,10 @@ function decisionSentence(about) {
       const had = `of ${many(c, "cached block")} those before block ${count(b)}`;
       return item([name, ` uses ${had}: it is not in the window of layer group ${a}`]);
     }
+    case "StateMissed": {
+      const had = `of ${many(b, "cached block")} the first ${count(a)}`;
+      return item([name, ` uses ${had}: no state was kept behind the others`]);
+    }
     case "Loading": {
       const more = `${many(a - b, "block")} from ${TIERS[text(c)]}`;
       return item([name, ` waits for ${more}: ${count(b)} are on the device`], "hit");

@@ -117,9 +117,9 @@ def test_a_page_has_room_for_a_unit() -> None:
     with pytest.raises(ConfigError) as caught:
         with_states(one_group(spec), spec, 1)
     assert str(caught.value) == (
-        "a page of the cache must have room for a unit of the recurrent layers' state, "
-        "16 x 16 numbers in float32, 1024 bytes, and those of 1 tokens have 256; use "
-        "blocks of 4 tokens (--block-size 4)"
+        "a block of 1 token(s) (--block-size) is a page of 256 bytes, which must have "
+        "room for a unit of the recurrent layers' state: 16 x 16 numbers in float32, "
+        "1024 bytes; use --block-size 4"
     )
     assert states_of(evolve(spec, state_dtype="bfloat16"), 2).pages == 4
 

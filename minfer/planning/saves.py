@@ -1,0 +1,182 @@
+"""Copies of states of recurrent layers: kept ones to rows that start from them, and
+working states to be kept; `states.py` decides where.
+
+A row that starts behind position 0 copies a kept state to its working state, in the plan
+that opens it; until then it holds the kept one. A save goes the other way: its pages
+belong to the plan until that is over. Then the state is published, unless its row has
+left, or the same one is kept already.
+"""
+
+from bisect import bisect_left
+from itertools import compress
+from operator import ge
+
+from minfer.blocks.ownership import Transaction
+from minfer.blocks.prefix import ROOT, Pages, is_live, pages_of
+from minfer.planning.states import (
+    block_before_state,
+    droppable,
+    most_state_pages,
+    next_save,
+    state_key,
+)
+from minfer.planning.step_builder import StepBuilder
+from minfer.records.config import EngineConfig
+from minfer.records.plan import Copy, Plan, SaveState
+from minfer.records.sequence import Chain, RowStates, edited, positions
+from minfer.records.state import EngineState
+from minfer.values.record import evolve
+
+# --- starts -----------------------------------------------------------------------------
+
+
+def copy_start_states(builder: StepBuilder) -> None:
+    """Add the copies of kept states for rows that this plan opens, and release those."""
+    config, state = builder.config, builder.state
+    run = state.running
+    change, chains = Transaction(state.blocks), dict[int, Chain]()
+    for i in positions(run, builder.shares):
+        chain, states = run.chains[i], run.chains[i].states
+        if not states.origin:
+            continue
+        sources = pages_of(change.prefix, (states.origin,))
+        working = run.tables[i][len(config.block_groups)]
+        builder.copies += [
+            Copy(*pages, config.block_size)
+            for pages in zip(sources, working, strict=True)
+        ]
+        change.prefix.release(states.origin)
+        started = evolve(states, origin=ROOT, kept=(states.origin,))
+        chains[i] = evolve(chain, states=started)
+    if chains:
+        running = edited(run, chains=chains)
+        builder.state = evolve(state, blocks=change.done(), running=running)
+
+
+# --- saves ------------------------------------------------------------------------------
+
+
+def plan_saves(
+    builder: StepBuilder, scheduled: tuple[int, ...], out: list[int]
+) -> tuple[SaveState, ...]:
+    """The saves of a plan after which the running sequences are `scheduled` so far, and
+    which has all rows but those at the positions `out`.
+
+    A row with drafts in this plan, or in one in flight, is left out: its position is not
+    known.
+    """
+    config, state = builder.config, builder.state
+    run = state.running
+    due = [*compress(range(len(run)), map(ge, scheduled, run.save_at))]
+    if not due:
+        return ()
+    drafting = _drafting(builder)
+    taker, saves = _PageTaker(config, state), list[SaveState]()
+    chains, save_at = dict[int, Chain](), dict[int, int]()
+    for i in due:
+        states, pages = run.chains[i].states, Pages()
+        if scheduled[i] == run.save_at[i] and run.run_ids[i] not in drafting:
+            pages = taker.take(states)
+        if pages:
+            saves.append(SaveState(i - bisect_left(out, i), pages))
+            states = evolve(states, last=scheduled[i])
+            chains[i] = evolve(run.chains[i], states=states)
+        last = run.last_index[i]
+        save_at[i] = next_save(config, run.seqs[i], states, scheduled[i], last)
+    running = edited(run, chains=chains, save_at=save_at)
+    builder.state = evolve(state, blocks=taker.change.done(), running=running)
+    return tuple(saves)
+
+
+def _drafting(builder: StepBuilder) -> set[int]:
+    """The generations with drafts in this plan, or in one in flight."""
+    drafting = set(builder.drafts)
+    for plan in builder.state.inflight:
+        drafting.update(plan.run_ids[draft.index] for draft in plan.drafts)
+    return drafting
+
+
+class _PageTaker:
+    """Takes pages for states to be saved. Never kept, never shared."""
+
+    def __init__(self, config: EngineConfig, state: EngineState) -> None:
+        self.config = config
+        self.change = Transaction(state.blocks)
+        self.reserve = len(state.running) * config.block_pages
+        saves = [save for plan in state.inflight for save in plan.saves]
+        self.saving = config.state_pages * len(saves)  # pages in flight
+
+    def take(self, states: RowStates) -> Pages:
+        """The pages for one more state of a row with these, or none; a block is left for
+        each row.
+        """
+        change, pages = self.change, self.config.state_pages
+        if change.available < self.reserve + pages:
+            return ()
+        kept = change.prefix.state_pages + self.saving
+        if kept + pages > most_state_pages(self.config):
+            dropped = droppable(change.prefix, states)
+            if not dropped:
+                return ()
+            change.pool.release(change.prefix.drop_state(dropped))
+        self.saving += pages
+        allocated = change.take(pages)
+        return allocated.pages if allocated else ()
+
+
+def keep_states(config: EngineConfig, state: EngineState, plan: Plan) -> EngineState:
+    """Publish the states that a committed plan saved, after the blocks of their rows."""
+    run, change = state.running, Transaction(state.blocks)
+    saved = {plan.run_ids[save.index] for save in plan.saves}
+    places = {run.run_ids[i]: i for i in positions(run, saved)}
+    chains = dict[int, Chain]()
+    for save in plan.saves:
+        i = places.get(plan.run_ids[save.index])
+        if i is None:
+            change.pool.release(save.pages)
+            continue
+        position = plan.starts[save.index] + plan.num_scheduled_tokens[save.index]
+        is_checkpoint = position >= run.num_known_at_admission[i]
+        chain = run.chains[i]
+        kept = _publish(config, change, chain, position, save.pages, is_checkpoint)
+        chains[i] = evolve(chain, states=kept)
+    running = edited(run, chains=chains)
+    return evolve(state, blocks=change.done(), running=running)
+
+
+def _publish(
+    config: EngineConfig,
+    change: Transaction,
+    chain: Chain,
+    position: int,
+    pages: Pages,
+    is_checkpoint: bool,
+) -> RowStates:
+    """Publish the state of a row at `position`; the last checkpoint of the row makes way
+    for the next one. Returns its states then.
+    """
+    prefix, states = change.prefix, chain.states
+    content = chain.keys[position // config.block_size - 1]
+    key, parent = state_key(config, content), block_before_state(config, content)
+    is_new = prefix.publish_state(parent, key, pages, store=not is_checkpoint)
+    if not is_new:
+        change.pool.release(pages)
+    if is_checkpoint:
+        before = states.checkpoint
+        if before in prefix.nodes and not is_live(prefix, before):
+            change.pool.release(prefix.drop_state(before))
+        states = evolve(states, checkpoint=key if is_new else ROOT)
+    kept = tuple([one for one in states.kept if one in prefix.nodes])
+    return evolve(states, kept=(*kept, key) if is_new else kept)
+
+
+def release_saves(state: EngineState) -> EngineState:
+    """Free the pages of all saves in flight: their plans are discarded."""
+    pages = [
+        page for plan in state.inflight for save in plan.saves for page in save.pages
+    ]
+    if not pages:
+        return state
+    change = Transaction(state.blocks)
+    change.pool.release(tuple(pages))
+    return evolve(state, blocks=change.done())

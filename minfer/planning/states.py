@@ -1,0 +1,128 @@
+"""Which states of recurrent layers are kept, and from which one a row starts: a policy.
+
+Theory. Recurrent layers (gated delta nets, Mamba, short convolutions) have one state per
+sequence, which each token changes; a prefix can be hit only after a position at which the
+state was kept. A state is as large as the KV of hundreds or thousands of tokens, so only
+those are kept that a later prompt is likely to start from:
+
+    end of a prompt    the last block boundary at which an equal prompt can start
+    branch             where the blocks end that a prompt shares with earlier ones, if no
+                       state was kept there: a second prompt left the first, and a third
+                       is likely to. As lengths of shared prefixes vary, a few states
+                       shortly before it are kept, too
+    stride             where a long prompt is cut into chunks anyway, at least
+                       `stride_blocks` apart, while the pool has pages without content
+    checkpoint         in decode, each `decode_stride_blocks` blocks; it takes the place
+                       of the one before. So the last one is from the end of a turn, with
+                       which the next turn of a conversation begins
+
+A position is a multiple of the block size, and a plan ends there: prefill chunks are cut
+for the first two, which costs a step, and never for a stride. `Running.save_at` is the
+next position of each row.
+
+A kept state is a child of its block in the prefix index (`minfer.blocks.prefix`): it is
+evicted like a block, before that. Kept states take at most `max_share` of the pool.
+Beyond it, the row's own earlier states make room, if they are of no use to others.
+"""
+
+from typing import Final
+
+from minfer.blocks.keys import Key, group_key
+from minfer.blocks.prefix import ROOT, Index, node_of
+from minfer.records.config import EngineConfig
+from minfer.records.sequence import NEVER, RowStates, Running, Sequence
+from minfer.records.state import EngineState
+
+BRANCH_STATES: Final = 3  # at a branch and before it,
+BRANCH_SHARE: Final = 16  # this part of the shared blocks from each other
+
+
+def state_key(config: EngineConfig, content: Key) -> Key:
+    """The key of the state after the block with this content."""
+    return group_key(content, len(config.block_groups))
+
+
+def block_before_state(config: EngineConfig, content: Key) -> Key:
+    """The key of the block with this content, in the group without a window, behind which
+    a state is kept; ROOT if all groups have one.
+    """
+    group = config.full_group
+    return ROOT if group is None else group_key(content, group)
+
+
+def most_state_pages(config: EngineConfig) -> int:
+    """The pages that kept states take, at most; less than a state: none is kept."""
+    return int(config.states.max_share * config.num_blocks)
+
+
+def next_save(
+    config: EngineConfig,
+    seq: Sequence,
+    states: RowStates,
+    position: int,
+    last_index: int,
+) -> int:
+    """The first position behind `position` at which the state of a running sequence is to
+    be kept, or NEVER.
+    """
+    few = most_state_pages(config) < config.state_pages
+    # The blocks of a request that computes all of its prompt are not published.
+    if few or seq.request.recomputes_prompt:
+        return NEVER
+    size, stride = config.block_size, config.states.decode_stride_blocks
+    block, end = position // size, (len(seq.history) - 1) // size
+    if block < end:
+        points = [point for point in _branch_points(states) if block < point < end]
+        following = min(points, default=end)
+    elif stride:
+        following = end + ((block - end) // stride + 1) * stride
+    else:
+        return NEVER
+    return following * size if following * size <= last_index else NEVER
+
+
+def _branch_points(states: RowStates) -> list[int]:
+    """The blocks after which a state is kept for other prompts that share them."""
+    apart = max(1, states.shared // BRANCH_SHARE)
+    return [states.shared - apart * number for number in range(BRANCH_STATES)]
+
+
+def bound_chunk(
+    config: EngineConfig, state: EngineState, run: Running, i: int, inputs: int
+) -> tuple[int, int]:
+    """How many of `inputs` prefill tokens the row at `i` of `run` takes, so that the plan
+    ends where its state is to be kept; and that position, or the next one.
+    """
+    size, start, save_at = config.block_size, run.scheduled[i], run.save_at[i]
+    if start + inputs >= save_at:
+        return save_at - start, save_at
+    stride = config.states.stride_blocks * size
+    end = (start + inputs) // size * size
+    is_last = start + inputs >= run.num_known_at_admission[i]
+    far = stride and end > start and end - run.chains[i].states.last >= stride
+    if is_last or not far or save_at == NEVER or not _has_free_pages(config, state):
+        return inputs, save_at
+    return end - start, end
+
+
+def _has_free_pages(config: EngineConfig, state: EngineState) -> bool:
+    """Whether a state can be kept without evicting anything."""
+    reserve = len(state.running) * config.block_pages
+    kept = state.blocks.prefix.state_pages + config.state_pages
+    free = state.blocks.free >= reserve + config.state_pages
+    return free and kept <= most_state_pages(config)
+
+
+def droppable(prefix: Index, states: RowStates) -> Key:
+    """The first kept state of a row that it may drop for a later one, or ROOT: one that
+    nothing holds, and from which no other sequence seems to have gone on.
+    """
+    for key in states.kept:
+        node = node_of(prefix, key)
+        if node is None or node.users:
+            continue
+        block = node_of(prefix, node.parent)
+        # The state itself, and the row's own next block.
+        if block is None or block.children <= 2:
+            return key
+    return ROOT

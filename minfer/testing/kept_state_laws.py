@@ -1,0 +1,186 @@
+"""The specification of plans that save states of recurrent layers, or copy them.
+
+A state is not addressed by position, so nothing repairs one that was taken at the wrong
+position, read while it was overwritten, or kept without its blocks: each of these would
+change tokens.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from minfer.blocks.keys import Key
+from minfer.blocks.prefix import Pages, every_node
+from minfer.planning.states import most_state_pages
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Event, Moved
+from minfer.records.plan import Copy, Plan
+from minfer.records.sequence import NEVER
+from minfer.records.speculation import DEVICE
+from minfer.records.state import EngineState
+from minfer.testing.accounts import Seat, state_key
+from minfer.testing.books import Books
+from minfer.testing.invariants import free_pages
+from minfer.testing.kept_states import kept_states
+from minfer.testing.law import require
+
+# --- of plans ---------------------------------------------------------------------------
+
+
+def check_plan_states(
+    books: Books, plan: Plan, seats: Mapping[int, Seat], after: EngineState
+) -> list[Copy]:
+    """Raise InvariantError unless rows start from the states of their positions, and
+    save theirs where they should. Returns the copies of states.
+    """
+    config = books.config
+    if config.state_group is None:
+        return []
+    opened = {new_row.index for new_row in plan.opens}
+    copies = list[Copy]()
+    for index, seat in seats.items():
+        if index in opened and plan.starts[index]:
+            copies += _check_start(books, plan, seat, plan.starts[index], after)
+        _check_saved(books, plan, index, seat, after)
+    return copies
+
+
+def is_save_point(config: EngineConfig, seat: Seat, end: int) -> bool:
+    """Whether a prefill chunk may end there so that a state is saved: at most at the end
+    of the prompt, the last position from which an equal one can start.
+    """
+    if config.state_group is None or seat.account.request.recomputes_prompt:
+        return False
+    return end % config.block_size == 0 and end < seat.num_known_at_admission
+
+
+def _check_start(
+    books: Books, plan: Plan, seat: Seat, start: int, after: EngineState
+) -> list[Copy]:
+    """Check that a row which is opened at `start` copies the state kept there, or has
+    taken its pages. Returns the copies.
+    """
+    config, working = books.config, seat.tables[-1]
+    key = state_key(config, seat, start)
+    sources = {*books.states.get(key, ())}
+    if key in after.blocks.prefix.nodes:
+        sources.add(after.blocks.prefix.nodes[key][0])
+    copies = [copy for copy in plan.copies if copy.target in working]
+    source_of = {copy.target: copy.source for copy in copies}
+    from_pages = tuple(source_of.get(page, page) for page in working)
+    whole = all(copy.count == config.block_size for copy in copies)
+    right = from_pages in sources and whole and len(copies) in (0, len(working))
+    require(right, "states", f"{seat.account.id} starts at {start} from {copies}")
+    return copies
+
+
+def _check_saved(
+    books: Books, plan: Plan, index: int, seat: Seat, after: EngineState
+) -> None:
+    """Check that a row saves its state only at a known position; and at the end of its
+    prompt, to which a chunk is cut, and each stride behind it, if there is room.
+    """
+    config, size = books.config, books.config.block_size
+    start = plan.starts[index]
+    end = start + plan.num_scheduled_tokens[index]
+    num_known = seat.num_known_at_admission
+    saves = any(save.index == index for save in plan.saves)
+    anew = seat.account.request.recomputes_prompt
+    require(not (saves and anew), "states", "of blocks that are not published")
+    drafting = index in {draft.index for draft in plan.drafts} or any(
+        flight.plan.run_ids[draft.index] == seat.run_id
+        for flight in books.flights
+        for draft in flight.plan.drafts
+    )
+    require(not (saves and drafting), "states", "at a position that is not known")
+    few = most_state_pages(config) < config.state_pages
+    if anew or few or drafting:
+        return
+    last = (num_known - 1) // size * size
+    require(not start < last < end, "states", f"a chunk from {start} to {end}")
+    due = end in (last, next_checkpoint(config, seat, start))
+    if due and not saves and _has_room(config, after):
+        require(saves, "states", f"{seat.account.id} does not save its state at {end}")
+
+
+def next_checkpoint(config: EngineConfig, seat: Seat, start: int) -> int:
+    """Where a row that starts a step at `start`, behind its prompt, saves its state next;
+    NEVER, if drafts of a draft model may lead past it.
+    """
+    size, spec_config = config.block_size, config.speculation
+    stride = config.states.decode_stride_blocks * size
+    by_device = spec_config is not None and spec_config.drafter == DEVICE
+    few = most_state_pages(config) < config.state_pages
+    anew = seat.account.request.recomputes_prompt
+    if config.state_group is None or not stride or by_device or few or anew:
+        return NEVER
+    last = (seat.num_known_at_admission - 1) // size * size
+    return last + max(1, (start - last) // stride + 1) * stride
+
+
+def _has_room(config: EngineConfig, after: EngineState) -> bool:
+    """Whether there is room for many more states, whatever this turn has taken."""
+    running = len(after.running) + 1
+    saving = sum(len(plan.saves) for plan in after.inflight) + running
+    kept = after.blocks.prefix.state_pages + config.state_pages * (saving + 1)
+    reserve = running * config.block_pages + config.state_pages * (saving + 1)
+    return after.blocks.available >= reserve and kept <= most_state_pages(config)
+
+
+# --- of turns ---------------------------------------------------------------------------
+
+
+def check_kept(
+    books: Books, before: EngineState, events: Iterable[Event], after: EngineState
+) -> None:
+    """Raise InvariantError unless saved states are kept as soon as their step is over,
+    and no more of them than allowed.
+    """
+    config = books.config
+    if config.state_group is None:
+        return
+    now = after.blocks.prefix.nodes
+    free = {*free_pages(after.blocks.pool)} if books.saved else {*()}
+    published = dict(zip(after.running.run_ids, after.running.chains, strict=True))
+    for saved in books.saved:
+        position, chain = len(saved.tokens), published.get(saved.seat.run_id)
+        # Its blocks are not published behind a twin of another sequence.
+        has_block = chain and min(chain.sealed) * config.block_size >= position
+        # Else something else has its pages already.
+        is_kept = saved.key in now or not free.issuperset(saved.pages)
+        detail = f"that of {saved.seat.account.id} at {position} is not kept"
+        require(not has_block or is_kept, "states", detail)
+    if any(isinstance(event, Moved) for event in events):
+        return  # loads are not bounded
+    limit = max(most_state_pages(config), _pages(config, before))
+    require(_pages(config, after) <= limit, "states", f"more than {limit} pages of them")
+
+
+def _pages(config: EngineConfig, state: EngineState) -> int:
+    """The pages of kept states, and of those that are being saved."""
+    saves = sum(len(plan.saves) for plan in state.inflight)
+    return state.blocks.prefix.state_pages + config.state_pages * saves
+
+
+def may_be_dropped(before: EngineState, after: EngineState) -> set[Key]:
+    """The kept states that a turn may drop, however recently they were used: those of
+    running sequences, and one that became the working state of a newcomer.
+    """
+    dropped = set[Key]()
+    for chain in (*before.running.chains, *after.running.chains):
+        dropped.update(chain.states.kept, (chain.states.checkpoint,))
+    working = {tuple(tables[-1]) for tables in after.running.tables}
+    nodes = every_node(before.blocks.prefix)
+    dropped.update(key for key, node in nodes.items() if node.pages in working)
+    return dropped
+
+
+def states_of(config: EngineConfig, state: EngineState) -> dict[Key, set[Pages]]:
+    """The pages of each kept state, and of those that are being loaded."""
+    if config.state_group is None:
+        return {}
+    kept = kept_states(config, state.blocks.prefix)
+    pages_of = {key: {node.pages} for key, node in kept.items()}
+    for transfer in state.tiers.transfers:
+        for path in transfer.paths if transfer.kind.to_device else ():
+            for key, pages in zip(path.keys, path.pages, strict=True):
+                pages_of.setdefault(key, set()).add(pages)
+    return pages_of
