@@ -18,7 +18,7 @@ LINEAR_FROM = tl.constexpr(plain.SOFTPLUS_LINEAR_FROM)
 
 
 @triton.jit
-def _activated(x, activation: tl.constexpr):
+def activated(x, activation: tl.constexpr):
     """The activation of gates in float32."""
     if activation == "sigmoid":
         result = 1 / (1 + tl.exp(-x))
@@ -54,7 +54,7 @@ def _gate_heads(
     gate = tl.load(gates + row * gate_stride + lane // width, mask=mask, other=0.0)
     pointers = x + row * x_stride + lane
     value = tl.load(pointers, mask=mask, other=0.0)
-    factor = _activated(gate.to(tl.float32), activation).to(value.dtype)
+    factor = activated(gate.to(tl.float32), activation).to(value.dtype)
     tl.store(pointers, value * factor, mask=mask)
 
 

@@ -354,6 +354,7 @@ class RoutingRule:
     ranked_by: Literal["best", "best_two"] = "best"
     # Of the weights that are normalised: a smaller sum counts as this one.
     min_sum: float = 0.0
+    added: float = 1e-20  # to a sum without a least one
     # Logits are cap * tanh(logit / cap), if it is not 0.
     logit_cap: float = 0.0
 

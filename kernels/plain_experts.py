@@ -34,7 +34,7 @@ def route(x: Tensor, router: ExpertRouter, real: Tensor | None = None) -> Chosen
     weights = scores.gather(1, ids)
     if rule.normalise:
         total = weights.sum(-1, keepdim=True)
-        total = total.clamp(min=rule.min_sum) if rule.min_sum else total + 1e-20
+        total = total.clamp(min=rule.min_sum) if rule.min_sum else total + rule.added
         weights = weights / total
     ids = ids.int()
     if router.num_local is not None:

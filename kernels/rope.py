@@ -35,7 +35,8 @@ def _rope(
     v_cache,
     k_scales,
     v_scales,
-    slot_stride,
+    stride_block,
+    stride_token,
     q_norm,
     k_norm,
     v_norm,
@@ -51,6 +52,7 @@ def _rope(
     norm_stride: tl.constexpr,
     centered: tl.constexpr,
     keys_are_values: tl.constexpr,
+    block_size: tl.constexpr,
     height: tl.constexpr,
     shared: tl.constexpr,
 ):
@@ -120,12 +122,8 @@ def _rope(
         high *= query_scale
     slot = tl.load(slots + token, mask=row_mask, other=-1).to(tl.int64)[:, None]
     number = head - heads - tl.where(value, kv_heads, 0)
-    cache = (
-        tl.where(value, v_cache, k_cache)
-        + slot * slot_stride
-        + number * (2 * half)
-        + inner
-    )
+    slot_offset = slot // block_size * stride_block + slot % block_size * stride_token
+    cache = tl.where(value, v_cache, k_cache) + slot_offset + number * (2 * half) + inner
     stop = tl.where(query | (slot >= 0), half, 0)
     if k_cache.dtype.element_ty == qkv.dtype.element_ty:
         out_pointers = tl.where(query, qkv_pointers, cache)
@@ -248,7 +246,8 @@ def rope_and_cache(
         v_cache=v_cache,
         k_scales=None if scales is None else scales.keys,
         v_scales=None if scales is None else scales.values,
-        slot_stride=k_cache.stride(1),
+        stride_block=k_cache.stride(0),
+        stride_token=k_cache.stride(1),
         q_norm=None if q_norm is None else q_norm.weight,
         k_norm=None if k_norm is None else k_norm.weight,
         v_norm=None if v_norm is None else v_norm.weight,
@@ -264,6 +263,7 @@ def rope_and_cache(
         norm_stride=0 if q_norm is None or q_norm.weight.dim() == 1 else 2 * half,
         centered=q_norm is not None and q_norm.centered,
         keys_are_values=keys_are_values,
+        block_size=k_cache.shape[1],
         height=height,
         shared=shared,
         num_warps=4 if shared > 1 else 1,

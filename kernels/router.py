@@ -84,6 +84,7 @@ def choose(
     by_logits: tl.constexpr,
     normalise: tl.constexpr,
     min_sum: tl.constexpr,
+    added: tl.constexpr,
     logit_cap: tl.constexpr,
     groups: tl.constexpr,
     kept_groups: tl.constexpr,
@@ -134,7 +135,7 @@ def choose(
         if min_sum > 0:
             total = tl.maximum(total, min_sum)
         else:
-            total += 1e-20
+            total += added
         chosen_scores /= total
     if num_local_experts < experts:
         chosen -= first_local_expert
@@ -174,6 +175,7 @@ def route(x: Tensor, router: ExpertRouter, real: Tensor | None = None) -> Chosen
         by_logits=rule.by_logits,
         normalise=rule.normalise,
         min_sum=rule.min_sum,
+        added=rule.added,
         logit_cap=rule.logit_cap,
         groups=groups,
         kept_groups=min(rule.kept_groups, groups),

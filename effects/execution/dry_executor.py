@@ -9,6 +9,9 @@ preemption, chunking and other requests change nothing, as with a model.
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from attrs import evolve
+
+from minfer.records.plan import Plan
 from minfer.sampling.reference_sampler import RowSampling
 from minfer.simulation.oracle import Offer, Oracle, OracleRow, vector_of
 
@@ -49,6 +52,10 @@ class DryExecutor(Oracle):
             raise ValueError("a dry executor needs a passage of at least one token")
         super().__init__(block_size=1, vocab=0)  # both are for the memory
         self.sentences = [tuple(sentence) for sentence in sentences if sentence]
+
+    def launch(self, plan: Plan) -> None:
+        """Queue the plan, without states to save: there is no memory."""
+        super().launch(evolve(plan, saves=()) if plan.saves else plan)
 
     def token(self, sampling: RowSampling, prompt: int, position: int) -> int:
         """Returns the token at a position, which must be behind the `prompt` tokens of

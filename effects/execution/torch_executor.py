@@ -49,6 +49,7 @@ from minfer.effects.execution.warming.warm_up import Readiness, WarmUp
 from minfer.effects.models.architecture.model import Model
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import Weights
+from minfer.effects.models.layout.cache_layout import plain_layout
 from minfer.effects.models.ranks import SINGLE_RANK, Communicator
 from minfer.records.acceptance import Costs
 from minfer.records.config import EngineConfig
@@ -294,9 +295,17 @@ class TorchExecutor:
         return self.runner.step.model
 
     def make_cache(self, blocks: int, block_size: int, length: int) -> Cache:
-        """Returns a cache that the model can run with, for positions below `length`."""
+        """Returns a cache that the model can run with, for positions below `length`; a
+        sequence's state takes `state_pages` of its blocks.
+        """
         runner = self.runner
         return runner.backend.make_cache(runner.spec, blocks, block_size, length)
+
+    def state_pages(self, block_size: int) -> int:
+        """Returns the pages of a sequence's state; 0: it has none. Raises ConfigError if
+        pages are too small for it.
+        """
+        return plain_layout(self.runner.spec, block_size).state_pages
 
     # --- before it is ready, and in quiet moments ---------------------------------------
 

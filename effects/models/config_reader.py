@@ -99,6 +99,20 @@ class ConfigReader:
         """Returns a positive number; None when absent, as is the key ""."""
         return None if self.is_absent(key) else self.positive(key)
 
+    def factors(self, key: str, count: int = 1) -> tuple[float, ...]:
+        """Returns a positive number, or a list of `count` of them; 1 when absent, as is
+        the key "".
+        """
+        if self.is_absent(key):
+            return (1.0,) * count
+        value = self.config[key]
+        listed = value if isinstance(value, list) else [value]
+        if len(listed) != count:
+            raise self.error(key, f"a list of {count} positive numbers")
+        return tuple(
+            ConfigReader({key: item}, self.source).positive(key) for item in listed
+        )
+
     def flag(self, key: str) -> bool:
         """Returns true or false; false when absent."""
         value = self.config.get(key)

@@ -139,6 +139,9 @@ INERT_OF: Final[Mapping[str, frozenset[str]]] = {
     "youtu": _MLA | {"embedding_initializer_range"},
     "gpt_oss": frozenset({"hidden_act"}),
     "gemma3n_text": frozenset({"altup_coef_clip"}),  # of training
+    # Of the algorithm of sums, and of which logits are computed.
+    "granitemoehybrid": frozenset({"mamba_chunk_size"}),
+    "falcon_h1": frozenset({"mamba_chunk_size", "num_logits_to_keep"}),
 }
 
 

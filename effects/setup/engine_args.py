@@ -10,6 +10,7 @@ from attrs import evolve, field, fields, frozen
 from minfer.effects.execution.tiers.peers.peer_plan import PeerPlan
 from minfer.effects.models.architecture.kv_format import AUTO, KV_CACHE_DTYPES
 from minfer.effects.models.architecture.quantization import LEVELS
+from minfer.effects.models.architecture.state_parts import STATE_DTYPES
 from minfer.effects.models.dtypes import DTYPE_BYTES
 from minfer.effects.models.formats import READERS
 from minfer.effects.models.ranks import Parallel
@@ -77,6 +78,12 @@ class EngineArgs(ModelArg):
         "type of the numbers in the KV cache: auto, the model's; fp8 or fp8_e4m3; or "
         "int8_per_token_head, with a scale per token and head (default: auto)",
         one_of((AUTO, *KV_CACHE_DTYPES), "TYPE"),
+    )
+    state_dtype: str = option(
+        AUTO,
+        "type of the numbers in the states of recurrent layers: auto, which is float32; "
+        "float32; or bfloat16, of half the size (default: auto)",
+        one_of((AUTO, *STATE_DTYPES), "TYPE"),
     )
     quantization: str | None = option(
         None,

@@ -5,8 +5,13 @@ from typing import Final
 
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.checkpoint.checkpoint import config_path
-from minfer.effects.models.layout.cache_layout import cache_layout, one_group
+from minfer.effects.models.layout.cache_layout import (
+    cache_layout,
+    one_group,
+    with_states,
+)
 from minfer.effects.models.layout.shapes import parameter_count
+from minfer.effects.models.ranks import RankInfo
 from minfer.effects.setup.device import DeviceInfo
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.option_values import resolve_policy
@@ -41,8 +46,10 @@ def engine_config(
             f"max_model_len {length} is longer than the {longest} tokens the model was "
             f"made for (max_position_embeddings in {config_path(folder)}); lower it"
         )
+    groups = _groups(args, spec, speculative)
     return EngineConfig(
-        num_blocks=1,  # until the memory plan sets it
+        # Until the memory plan sets it: a block, and a state if there is one.
+        num_blocks=sum(group.pages for group in groups),
         block_size=args.block_size,
         max_model_len=length,
         max_num_seqs=args.max_num_seqs,
@@ -55,21 +62,23 @@ def engine_config(
         scored_cost=SCORED_COST[device.kind],
         policy=resolve_policy(args.scheduling_policy),
         speculation=None if speculative is None else speculative.speculation,
-        groups=_groups(spec, speculative),
+        groups=groups,
     )
 
 
 def _groups(
-    spec: ModelSpec, speculative: SpeculativeConfig | None
+    args: EngineArgs, spec: ModelSpec, speculative: SpeculativeConfig | None
 ) -> tuple[CacheGroup, ...]:
     """Returns the model's cache groups; one for all layers beside a draft model, whose
-    tables are the same.
+    tables are the same. Raises ConfigError if pages are too small for states.
     """
     has_draft_model = (
         speculative is not None and speculative.speculation.drafter == DEVICE
     )
     layout = one_group(spec) if has_draft_model else cache_layout(spec)
-    return layout.groups
+    if spec.has_states:  # pages are those of a rank, as states are
+        spec = spec.for_rank(RankInfo(0, args.parallel))
+    return with_states(layout, spec, args.block_size).groups
 
 
 def _batched_tokens(args: EngineArgs, spec: ModelSpec, device: DeviceInfo) -> int:

@@ -31,8 +31,9 @@ _NUM_SAMPLES: Final = 16
 def fingerprint(
     args: EngineArgs, config: Mapping[str, object], spec: ModelSpec, folder: Path
 ) -> bytes:
-    """Returns a digest of a model's config.json, its dtype in use, the format of its
-    cache, the window and sink tokens that settings give its layers, and its weights.
+    """Returns a digest of a model's config.json, its dtype in use, the formats of its
+    cache and of its states, the window and sink tokens that settings give its layers, and
+    its weights.
     """
     weights: list[Any] = [args.executor, args.load_format, args.seed]
     if args.executor == "torch" and args.load_format != "dummy":
@@ -48,6 +49,9 @@ def fingerprint(
                 "plain": sorted(quantization.plain),
             }
         )
+    if parts := [layer.state_parts for layer in spec.layers if layer.state_parts]:
+        of_layers = [[asdict(part) for part in layer_parts] for layer_parts in parts]
+        formats.append({"states": of_layers, "state_dtype": spec.state_dtype})
     if args.attention_window is not None:
         window = {"window": args.attention_window, "sinks": args.attention_sink_tokens}
         formats.append(window)

@@ -10,7 +10,8 @@ Theory. Memory holds four things:
                   rotary table, and on a GPU the counts for penalties. Logits of rows
                   with a grammar are kept. Drafts are further tokens and rows; a draft
                   model's logits are kept for rejection sampling
-    KV cache      num_blocks x block_size x bytes of a token in all layers
+    KV cache      num_blocks x block_size x bytes of a token in all layers; a state of
+                  recurrent layers takes several of these blocks
     workspace     attention gathers one layer's share of the cache, and float32 copies of
                   narrower dtypes (an estimate: rows that share a prefix may need more).
                   Measured on the bundled model, 64 rows of 1,000 tokens, float32: 435 MiB
@@ -42,7 +43,7 @@ from attrs import evolve, frozen
 from minfer.blocks.ownership import blocks_for
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import kv_dtype_bytes
-from minfer.effects.models.layout.cache_layout import layout_for, one_group
+from minfer.effects.models.layout.cache_layout import layout_for, page_bytes, plain_layout
 from minfer.effects.models.layout.shapes import (
     activation_bytes,
     captured_tokens,
@@ -55,6 +56,7 @@ from minfer.effects.models.layout.shapes import (
     shaping_bytes,
     weight_bytes,
 )
+from minfer.effects.models.layout.state_layout import state_bytes
 from minfer.effects.setup.device import DeviceInfo
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.values.checks import ConfigError
@@ -119,14 +121,16 @@ class MemoryPlan:
 
     @property
     def largest_context(self) -> int:
-        """The most tokens, prompt and output together, of a single sequence."""
+        """The most tokens, prompt and output together, of a single sequence; 0: there is
+        not even room for its state.
+        """
         max_tokens, block_size = self.spec.max_position_embeddings, self.sizes.block_size
         first_too_large = bisect_right(
             range(max_tokens // block_size + 2),
             self.num_blocks,
             key=self.sizes.most_pages,
         )
-        return min(max_tokens, (first_too_large - 1) * block_size + 1)
+        return max(0, min(max_tokens, (first_too_large - 1) * block_size + 1))
 
     def largest_batch(self, context: int) -> int:
         """Returns how many sequences of `context` tokens fit at once; 0 if not even one
@@ -159,11 +163,12 @@ def plan_memory(
     NotEnoughMemoryError.
     """
     specs = [spec] if draft is None else [spec, draft]
-    layout = layout_for(spec, sizes.groups)
-    token_bytes = layout.layers_a_page * layer_kv_bytes_per_token(spec)
+    layout = layout_for(spec, sizes)
+    block_bytes = page_bytes(spec, layout, sizes.block_size)
     if draft is not None:
-        token_bytes += one_group(draft).layers_a_page * layer_kv_bytes_per_token(draft)
-    block_bytes = token_bytes * sizes.block_size
+        block_bytes += page_bytes(
+            draft, plain_layout(draft, sizes.block_size), sizes.block_size
+        )
     if cuda:
         tokens = sizes.max_num_batched_tokens
         max_captured_rows = captured_tokens(spec, tokens) + sizes.max_num_seqs
@@ -182,6 +187,7 @@ def plan_memory(
         graphs = 0
         activations = max(activation_bytes(model_spec, sizes) for model_spec in specs)
     activations += kept_logits_bytes(spec, sizes)
+    activations += layout.state_pages * block_bytes  # of padding rows
     workspace_sizes = (
         layer_kv_bytes_per_token(model_spec) * _gathered_copies(model_spec, cuda)
         for model_spec in specs
@@ -240,14 +246,19 @@ def _no_cache_memory_error(plan: MemoryPlan, limit: int) -> NotEnoughMemoryError
 
 
 def _context_too_long_error(plan: MemoryPlan, num_needed: int) -> NotEnoughMemoryError:
-    remedy = f"--max-model-len {plan.largest_context}"
+    remedy = f"use --max-model-len {plan.largest_context}, or "
     if not plan.num_blocks:
-        remedy = "a smaller --block-size"
+        remedy = "use a smaller --block-size, or "
+    state, pages = "", plan.sizes.state_pages
+    if pages:
+        size = size_text(pages * plan.block_bytes)
+        state = f" ({pages} of them, {size}, for the state of its recurrent layers)"
+        remedy = remedy if plan.largest_context > 1 else ""
     return NotEnoughMemoryError(
         f"one sequence of {plan.sizes.max_model_len} tokens (--max-model-len) needs "
         f"{num_needed} KV blocks of {plan.sizes.block_size} tokens, "
-        f"{size_text(num_needed * plan.block_bytes)}, but the cache has "
-        f"{plan.num_blocks}, {size_text(plan.kv_cache)}; use {remedy}, or raise "
+        f"{size_text(num_needed * plan.block_bytes)}{state}, but the cache has "
+        f"{plan.num_blocks}, {size_text(plan.kv_cache)}; {remedy}raise "
         "--kv-cache-memory-bytes, --num-gpu-blocks-override or --gpu-memory-utilization"
     )
 
@@ -297,26 +308,41 @@ def _system_available_memory() -> int:
 
 def _kv_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
     """Returns lines about what is kept of a token."""
-    size, layout = plan.sizes.block_size, layout_for(plan.spec, plan.sizes.groups)
+    size, layout = plan.sizes.block_size, layout_for(plan.spec, plan.sizes)
     token = kv_bytes_per_token(plan.spec)
     token += 0 if plan.draft is None else kv_bytes_per_token(plan.draft)
-    if len(layout.groups) == 1:
-        [group] = layout.groups
+    if len(layout.block_groups) == 1:
+        [group] = layout.block_groups
         block = ("KV of a block", f"{size_text(plan.block_bytes)} for {size} tokens")
         rows = [("KV of a token", size_text(token)), block]
         if group.sink_tokens:
             rows.append(("attention reads", _window_text(group)))
-        return rows
+        return [*rows, *_state_rows(plan)]
     groups = ", ".join(
         f"{group.pages} "
         + (f"({_window_text(group)})" if group.window else "(no window)")
-        for group in layout.groups
+        for group in layout.block_groups
     )
     page = f"{size_text(plan.block_bytes)} for {size} tokens in {layout.layers_a_page}"
     return [
         ("KV of a token", size_text(token)),
         ("KV of a page", f"{page} layers; {layout.padding:.0%} padding"),
         ("pages of a block", groups),
+        *_state_rows(plan),
+    ]
+
+
+def _state_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
+    """Returns lines about the states of recurrent layers, if there are any."""
+    pages, rows = plan.sizes.state_pages, plan.sizes.max_num_seqs
+    if not pages:
+        return []
+    size = size_text(state_bytes(plan.spec))
+    of_all = size_text(rows * pages * plan.block_bytes)
+    state = f"{size} ({plan.spec.state_dtype}) in {pages} blocks"
+    return [
+        ("state of a sequence", state),
+        ("states of all rows", f"{of_all} in {rows * pages} blocks, for {rows} rows"),
     ]
 
 

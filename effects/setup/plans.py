@@ -14,6 +14,7 @@ from minfer.effects.setup.draft_checkpoint import DraftCheckpoint, find_draft_ch
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.engine_config import engine_config
 from minfer.effects.setup.memory import MemoryPlan, NotEnoughMemoryError, plan_memory
+from minfer.effects.setup.recurrent_layers import check_draft_layers
 from minfer.effects.setup.speculation_settings import SpeculativeConfig
 from minfer.records.config import EngineConfig
 from minfer.values.checks import ConfigError
@@ -72,6 +73,7 @@ def prepare_draft(
     draft = find_draft_checkpoint(speculative, folder, spec, config)
     window = args.attention_window
     if draft is not None:
+        check_draft_layers(draft.spec)
         draft = evolve(draft, spec=draft.spec.with_context(config.max_model_len))
     if draft is not None and window is not None:  # it reads the same block tables
         draft = _with_window(draft, window, args.attention_sink_tokens)

@@ -56,6 +56,10 @@ from minfer.effects.setup.plans import (
     memory_plans,
     prepare_draft,
 )
+from minfer.effects.setup.recurrent_layers import (
+    check_recurrent_layers,
+    with_state_dtype,
+)
 from minfer.effects.setup.speculation_settings import (
     SpeculativeConfig,
     speculative_config,
@@ -121,6 +125,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
         _spec(raw_config, config_name, args.dtype, warns=warns), folder, args
     )
     spec = _with_cache_dtype(spec, args.kv_cache_dtype, device)
+    spec = with_state_dtype(spec, args.state_dtype)
     window, sinks = args.attention_window, args.attention_sink_tokens
     spec = with_attention_window(spec, window, sinks)
     check_peers(args.kv_peers, spec)
@@ -130,6 +135,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
     if device.kind == "cuda":
         check_kernels(spec, folder)
     speculative = speculative_config(args.speculative_config)
+    check_recurrent_layers(args, spec, speculative)
     if limit is None and args.executor == "torch":
         limit = usable_memory(device, args.gpu_memory_utilization)
     if device.kind == "cpu" and limit is not None:

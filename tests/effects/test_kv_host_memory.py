@@ -46,6 +46,8 @@ FAMILIES = [
     ("Gemma3n", "all"),
     next(key for key in VARIANTS if key[0] == "GptOss"),
     next(key for key in VARIANTS if key[0] == "DeepseekV3"),
+    ("Qwen3Next", "plain"),
+    ("GraniteMoeHybrid", "experts"),
 ]
 
 

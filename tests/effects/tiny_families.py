@@ -217,6 +217,53 @@ _ERNIE: Final = {
     "head_dim": ...,
     "tie_word_embeddings": False,
 }
+_RECURRENT: Final = ["linear_attention", "full_attention"]
+_DELTA: Final = {
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "initializer_range": 0.2,
+}
+_FALCON_H1: Final = {
+    "head_dim": ...,
+    "initializer_range": 0.2,
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 8,
+}
+_H1_FACTORS: Final = {
+    "lm_head_multiplier": 0.7,
+    "embedding_multiplier": 3.0,
+    "mlp_multipliers": [0.8, 1.4],
+    "key_multiplier": 0.6,
+    "attention_out_multiplier": 0.9,
+    "attention_in_multiplier": 1.3,
+    "ssm_multipliers": [0.7, 1.2, 1.3, 0.8, 0.6],
+    "ssm_in_multiplier": 1.4,
+    "ssm_out_multiplier": 0.75,
+}
+_LFM2: Final = {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention"] * 2,
+    "head_dim": ...,
+    "initializer_range": 0.2,
+}
+_LFM2_MOE: Final = _LFM2 | _MOE | {"num_dense_layers": 1}
+_MAMBA2: Final = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "head_dim": ...,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 8,
+    "initializer_range": 0.2,
+    "shared_intermediate_size": 40,
+}
+_GRANITE4: Final = (
+    _MAMBA2 | _EXPERTS | {"intermediate_size": 24, "attention_multiplier": 0.25}
+)
+_QWEN3_NEXT: Final = _DELTA | _QWEN2_MOE
 _EVERY: Final[dict[str, Any]] = {
     "plain": {},
     "tied": _TIED,
@@ -387,6 +434,219 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         "normalised": _MOE | _BIAS | {"norm_topk_prob": True},
         "windows": _MOE | _UPPER,
         "dense layers": _MOE | _TIED | {"mlp_only_layers": [0]},
+    },
+    "FalconH1": {
+        "plain": _FALCON_H1,
+        "multipliers": _FALCON_H1
+        | _H1_FACTORS
+        | _BIAS
+        | _TIED
+        | {
+            "mlp_bias": True,
+            "projectors_bias": True,
+            "mamba_proj_bias": True,
+            "mamba_d_conv": 3,
+            "mamba_n_groups": 2,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "time_step_limit": [0.3, 0.9],
+            "rms_norm_eps": 1e-3,
+            "rope_parameters": ROPES["linear"],
+        },
+        "norm first": _FALCON_H1
+        | _H1_FACTORS
+        | {
+            "mamba_d_ssm": None,
+            "mamba_rms_norm": True,
+            "mamba_conv_bias": False,
+            "num_key_value_heads": 4,
+            "rope_parameters": ROPES["llama3"],
+        },
+        "gated alone": _FALCON_H1
+        | _H1_FACTORS
+        | {"mamba_d_head": 12, "mamba_n_groups": 4, "num_hidden_layers": 2},
+    },
+    "Lfm2": {
+        "plain": _LFM2 | {"block_auto_adjust_ff_dim": False},
+        "adjusted": _LFM2
+        | {
+            "tie_word_embeddings": False,
+            "block_multiple_of": 40,
+            "block_ffn_dim_multiplier": 1.3,
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "norm_eps": 1e-3,
+            "rope_parameters": ROPES["linear"],
+        },
+        "attention listed": _LFM2
+        | {
+            "layer_types": None,
+            "full_attn_idxs": [0, 3],
+            "block_multiple_of": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 32,
+            "rope_parameters": ROPES["llama3"],
+        },
+        "attention alone": _LFM2 | {"layer_types": None, "block_multiple_of": 8},
+    },
+    "Lfm2Moe": {
+        "plain": _LFM2_MOE,
+        "no biases": _LFM2_MOE
+        | {
+            "tie_word_embeddings": False,
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "use_expert_bias": False,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 1.7,
+            "norm_eps": 1e-3,
+            "rope_parameters": ROPES["linear"],
+        },
+        "all sparse": _LFM2_MOE
+        | {
+            "layer_types": ["full_attention", "conv", "conv", "conv"],
+            "num_dense_layers": 0,
+            "num_experts_per_tok": 1,
+            "routed_scaling_factor": 0.6,
+        },
+        "yarn": _LFM2_MOE
+        | {
+            "layer_types": ["conv", "conv", "full_attention", "full_attention"],
+            "num_dense_layers": 2,
+            "head_dim": 32,
+            "num_key_value_heads": 1,
+            "rope_parameters": ROPES["yarn"],
+        },
+    },
+    "GraniteMoeHybrid": {
+        "experts": _GRANITE4,
+        "multipliers": _GRANITE4
+        | _MULTIPLIERS
+        | _BIAS
+        | {
+            "position_embedding_type": "rope",
+            "rope_parameters": ROPES["linear"],
+            "mamba_n_groups": 2,
+            "mamba_d_conv": 3,
+            "mamba_proj_bias": True,
+            "time_step_limit": [0.3, 0.9],
+            "rms_norm_eps": 1e-3,
+        },
+        "dense": _MAMBA2
+        | _TIED
+        | {
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "layer_types": ["mamba", "attention", "mamba", "mamba"],
+            "mamba_n_groups": 2,
+            "mamba_n_heads": 16,
+            "mamba_d_head": 12,
+            "mamba_expand": 3,
+            "mamba_conv_bias": False,
+            "residual_multiplier": 0.22,
+        },
+        "attention alone": _MAMBA2
+        | {
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "layer_types": ["attention"] * 4,
+            "position_embedding_type": "rope",
+            "rope_parameters": ROPES["yarn"],
+        },
+    },
+    "Qwen3Next": {
+        "plain": _QWEN3_NEXT,
+        "listed": _QWEN3_NEXT
+        | _BIAS
+        | _TIED
+        | {
+            "layer_types": [*_RECURRENT, *_RECURRENT],
+            "linear_conv_kernel_dim": 3,
+            "mlp_only_layers": [2],
+            "norm_topk_prob": False,
+            "rms_norm_eps": 1e-3,
+            "rope_parameters": ROPES["linear"] | {"partial_rotary_factor": 0.5},
+        },
+        "one key head": _QWEN3_NEXT
+        | {
+            "layer_types": [*_RECURRENT[::-1], *_RECURRENT[::-1]],
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 3,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 8,
+            "decoder_sparse_step": 2,
+            "num_key_value_heads": 1,
+        },
+        "a head for each": _QWEN3_NEXT
+        | {
+            "layer_types": ["full_attention", *["linear_attention"] * 3],
+            "linear_num_value_heads": 2,
+            "head_dim": 32,
+            "rope_parameters": ROPES["yarn"] | {"partial_rotary_factor": 0.25},
+        },
+    },
+    "Qwen3_5": {
+        "plain": _DELTA,
+        "listed": _DELTA
+        | _BIAS
+        | _TIED
+        | {
+            "layer_types": [*_RECURRENT, *_RECURRENT],
+            "linear_conv_kernel_dim": 3,
+            "rms_norm_eps": 1e-3,
+            "rope_parameters": ROPES["linear"] | {"partial_rotary_factor": 0.5},
+        },
+        "one key head": _DELTA
+        | {
+            "layer_types": [*_RECURRENT[::-1], *_RECURRENT[::-1]],
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 3,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 8,
+            "num_key_value_heads": 1,
+        },
+        "sections": _DELTA
+        | {
+            "layer_types": ["full_attention", *["linear_attention"] * 3],
+            "linear_num_value_heads": 2,
+            "head_dim": 32,
+            "rope_parameters": ROPES["default"]
+            | {
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [3, 3, 2],
+                "mrope_interleaved": True,
+            },
+        },
+    },
+    "Qwen3_5Moe": {
+        "plain": _QWEN3_NEXT,
+        "listed": _QWEN3_NEXT
+        | _BIAS
+        | _TIED
+        | {
+            "layer_types": [*_RECURRENT, *_RECURRENT],
+            "linear_conv_kernel_dim": 3,
+            "rms_norm_eps": 1e-3,
+            "rope_parameters": ROPES["linear"] | {"partial_rotary_factor": 0.5},
+        },
+        "one key head": _QWEN3_NEXT
+        | {
+            "layer_types": [*_RECURRENT[::-1], *_RECURRENT[::-1]],
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 3,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 8,
+            "num_key_value_heads": 1,
+            "num_experts_per_tok": 1,
+        },
+        "sections": _QWEN3_NEXT
+        | {
+            "layer_types": ["full_attention", *["linear_attention"] * 3],
+            "linear_num_value_heads": 2,
+            "head_dim": 32,
+            "rope_parameters": ROPES["yarn"]
+            | {"partial_rotary_factor": 0.25, "mrope_section": [1, 2, 1]},
+        },
     },
     "Glm4Moe": {
         "experts": _ROUTED,
@@ -801,6 +1061,9 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         },
     },
 }
+# Families whose factors of norms are less 1, but for those of these names.
+OFFSET_NORMS: Final = ("Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
+OWN_NORMS: Final = ("linear_attn.norm.weight",)
 # transformers' own classes over minfer's paged attention
 OUTSIDE: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
     "GPTNeoX": {
@@ -828,8 +1091,7 @@ def save(folder: str, family: str, config: Mapping[str, Any]) -> Any:
     torch.manual_seed(0)
     config_of_family = class_of(family)(**deepcopy(config))
     model = getattr(transformers, f"{family}ForCausalLM")(config_of_family).eval()
-    # Gemma's factors are less 1.
-    randomise(model, norms_near_one=family not in ("Gemma2", "Gemma3"))
+    randomise(model, norms_near_one=family not in OFFSET_NORMS)
     model.save_pretrained(folder)
     return model
 
@@ -842,15 +1104,17 @@ def randomise(model: Any, *, norms_near_one: bool) -> None:
             "router.scale",
             "per_expert_scale",
             "correct_output_scale",
+            ".D",
         )
-        near_one = (norms_near_one and "norm" in name) or name.endswith(factors)
+        is_factor = name.endswith((*factors, *OWN_NORMS))
+        near_one = (norms_near_one and "norm" in name) or is_factor
         if near_one or any(kind in name for kind in ("bias", "norm", "sinks")):
             torch.nn.init.normal_(tensor, float(near_one), 0.3)
 
 
 def class_of(family: str) -> Any:
     """The config class of a family."""
-    with_text = ("Gemma3", "Gemma3n", "Gemma4", "Llama4")
+    with_text = ("Gemma3", "Gemma3n", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe")
     name = f"{family}Text" if family in with_text else family
     return getattr(transformers, f"{name}Config")
 

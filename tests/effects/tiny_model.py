@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
+from minfer.effects.execution.cpu.paged_attention import KVCache, make_cache
 from minfer.effects.models.architecture.batch import Batch, BatchRow, make_batch
 from minfer.effects.models.architecture.gqa import GQA
 from minfer.effects.models.architecture.spec import ModelSpec
@@ -19,6 +20,7 @@ from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.architecture.weights import Weights, empty_weights, named_parts
 from minfer.effects.models.checkpoint.checkpoint import read_config
 from minfer.effects.models.checkpoint.random_weights import random_weights
+from minfer.effects.models.layout.cache_layout import one_group, with_states
 
 EOS = 256  # after the 256 bytes
 CONFIG: dict[str, Any] = {
@@ -67,22 +69,26 @@ def gqa_of(spec: ModelSpec) -> GQA:
 
 def width_of(spec: ModelSpec) -> int:
     """The width of its first feed-forward."""
-    return spec.layers[0].feed_forward.intermediate_size
+    return spec.feed_forwards[0].intermediate_size
 
 
 def with_attention(spec: ModelSpec, **changes: Any) -> ModelSpec:
-    """The spec with other attention, in all layers."""
+    """The spec with other attention, in all layers that have one."""
     layers = (
-        evolve(layer, attention=evolve(layer.attention, **changes))
+        layer
+        if layer.attention is None
+        else evolve(layer, attention=evolve(layer.attention, **changes))
         for layer in spec.layers
     )
     return evolve(spec, layers=tuple(layers))
 
 
 def with_feed_forward(spec: ModelSpec, **changes: Any) -> ModelSpec:
-    """The spec with another feed-forward, in all layers."""
+    """The spec with another feed-forward, in all layers that have one."""
     layers = (
-        evolve(layer, feed_forward=evolve(layer.feed_forward, **changes))
+        layer
+        if layer.feed_forward is None
+        else evolve(layer, feed_forward=evolve(layer.feed_forward, **changes))
         for layer in spec.layers
     )
     return evolve(spec, layers=tuple(layers))
@@ -129,17 +135,49 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
 
 
+def state_tables(
+    spec: ModelSpec, block_size: int, first_page: int, rows: int
+) -> list[list[int]]:
+    """The pages of each row's state, from `first_page` on; none without recurrent
+    layers.
+    """
+    count = with_states(one_group(spec), spec, block_size).state_pages
+    firsts = (first_page + row * count for row in range(rows))
+    return [list(range(first, first + count)) for first in firsts]
+
+
+def cache_with_states(
+    spec: ModelSpec, blocks: int, block_size: int, states: list[list[int]], **options: Any
+) -> KVCache:
+    """A cache of `blocks` and these pages of states, in which anything may be."""
+    count = blocks + sum(map(len, states))
+    cache = make_cache(spec, count, block_size, "float32", **options)
+    for index, layer in enumerate(spec.layers):
+        for part in layer.state_parts:
+            cache.state(index).part(part.name).pages[blocks:] = torch.nan
+    return cache
+
+
 def decode_batch(
-    tokens: Tensor, positions: Tensor, table: Tensor, block_size: int
+    tokens: Tensor,
+    positions: Tensor,
+    table: Tensor,
+    block_size: int,
+    states: list[list[int]] | None = None,
 ) -> Batch:
     """A step of rows of one token each, whose tables have leftovers behind their own
-    blocks.
+    blocks. `states`: the pages of each row's state, if there are any.
     """
     needs = (positions // block_size + 1).tolist()
     rows = [
-        BatchRow([token], position, line[:need].tolist())
-        for token, position, line, need in zip(
-            tokens.tolist(), positions.tolist(), table, needs, strict=True
+        BatchRow([token], position, line[:need].tolist(), state=state)
+        for token, position, line, need, state in zip(
+            tokens.tolist(),
+            positions.tolist(),
+            table,
+            needs,
+            states or [[]] * len(needs),
+            strict=True,
         )
     ]
     return evolve(make_batch(rows, block_size), table=table.int()[None])

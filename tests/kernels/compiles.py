@@ -32,6 +32,7 @@ from minfer.kernels import (
     masked_logits,
     mla,
     norm,
+    page_copy,
     peer_sum,
     rope,
     router,
@@ -406,6 +407,7 @@ def main(skip_slow: bool) -> None:
     routers()
     keys_of_others()
     rows.scatter(ints(99), ints(8))
+    page_copy.copy_pages(torch.empty(8, 4096, dtype=torch.uint8), ints(3, 2).long())
     peer_sums()
     norm.normalise(half(512, HIDDEN), Norm(half(HIDDEN), 1e-6), half(512, HIDDEN))
     layer_norm = Norm(half(HIDDEN), 1e-6, half(HIDDEN), centered=True)

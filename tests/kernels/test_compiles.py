@@ -23,7 +23,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(
 ) -> None:
     env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     compiled = Counter[str]()
-    for script in ("compiles", "compiles_quantized"):
+    for script in ("compiles", "compiles_quantized", "compiles_recurrent"):
         command = [
             sys.executable,
             "-m",

@@ -147,10 +147,20 @@ class Rope:
     """A step's tensors, and what must come of them in float64."""
 
     def __init__(
-        self, device: str, dtype: torch.dtype, heads: int, kv_heads: int, dim: int
+        self,
+        device: str,
+        dtype: torch.dtype,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        *,
+        apart: bool = False,
     ):
+        """`apart`: a block is not beside the next of its layer."""
         self.heads, self.kv_heads, self.dim, tokens = heads, kv_heads, dim, 5
         pool = torch.full((2, 2, 4, 6, kv_heads, dim), 7.0, dtype=dtype, device=device)
+        if apart:
+            pool = pool.movedim(2, 0).contiguous().movedim(0, 2)
         self.pool, self.k_cache, self.v_cache = pool, *pool[1]
         # A view into a wider tensor is a row stride that is not the row's length.
         width = (heads + 2 * kv_heads) * dim
@@ -224,7 +234,7 @@ def test_rope_and_cache(
 ) -> None:
     monkeypatch.setattr(rope, "TOKENS_PER_PROGRAM", shared)
     monkeypatch.setattr(rope, "MIN_SHARED_PROGRAM_TOKENS", 5)
-    step = Rope(device, dtype, heads, kv_heads, dim)
+    step = Rope(device, dtype, heads, kv_heads, dim, apart=shared > 1)
     before = step.qkv.reshape(5, -1, dim).clone()
     query, key, value = torch.split(before, [heads, kv_heads, kv_heads], 1)
     q_norm, k_norm = step.norms if qk_norm else (None, None)

@@ -25,6 +25,7 @@ CASES = [
     (RoutingRule(4, normalise=False), 60, True),  # Qwen2's shape
     (RoutingRule(3, "sigmoid", scaling=1.5), 13, True),
     (RoutingRule(2, min_sum=0.4), 12, True),  # Ernie's shape
+    (RoutingRule(4, "sigmoid", added=0.2), 32, True),  # LFM2's
     (RoutingRule(3, "sigmoid", logit_cap=1.5), 12, True),  # Laguna's
     (RoutingRule(5, "sigmoid", normalise=False), 5, False),
     (RoutingRule(1, "sigmoid", by_logits=True, normalise=False), 16, False),  # Llama 4

@@ -33,8 +33,9 @@ DESCRIPTION: Final = (
     "other: memory of weights and KV, TTFT, TPOT and throughput by batch, and on a text "
     "the perplexity, the KL divergence from the first level, which is the base, and how "
     "often both have the same likeliest token. A level is auto (the checkpoint's own "
-    "dtype), a dtype, a value of --quantization, a type of KV cache (kv:fp8), or another "
-    "checkpoint with the same tokenizer. Exit code 1 if a level failed."
+    "dtype), a dtype, a value of --quantization, a type of KV cache (kv:fp8) or of the "
+    "states of recurrent layers (state:bfloat16), or another checkpoint with the same "
+    "tokenizer. Exit code 1 if a level failed."
 )
 # What `--help` shows; `--help-all` shows all.
 COMMON: Final = (

@@ -9,6 +9,7 @@ from attrs import evolve, frozen
 
 from minfer.effects.models.architecture.kv_format import KV_CACHE_DTYPES
 from minfer.effects.models.architecture.quantization import LEVELS
+from minfer.effects.models.architecture.state_parts import STATE_DTYPES
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.setup.engine_args import DTYPES, EngineArgs
 from minfer.effects.setup.prepare import Setup, prepare
@@ -18,6 +19,7 @@ AS_STORED: Final = "auto"  # the checkpoint's own dtype and format
 _DTYPE_ALIASES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _QUANTIZATION: Final = "quantization"
 KV: Final = "kv:"  # before a type of KV cache
+STATE: Final = "state:"  # before a type of states of recurrent layers
 DEFAULT_LEVELS: Final = (AS_STORED, "int8", "int4")
 
 
@@ -51,14 +53,17 @@ def _settings(name: str) -> Mapping[str, Any]:
         return {_QUANTIZATION: name}
     if name.startswith(KV) and name.removeprefix(KV) in KV_CACHE_DTYPES:
         return {"kv_cache_dtype": name.removeprefix(KV)}
+    if name.startswith(STATE) and name.removeprefix(STATE) in STATE_DTYPES:
+        return {"state_dtype": name.removeprefix(STATE)}
     if "/" in name or (name and Path(name).is_dir()):
         return {"model": name}
     dtypes = ", ".join((*_DTYPE_ALIASES, *DTYPES))
     raise ConfigError(
         f"{name!r} is no level; --levels takes {AS_STORED} (the checkpoint's own dtype), "
         f"a dtype ({dtypes}), a value of --quantization ({', '.join(LEVELS)}), {KV} and "
-        f"a value of --kv-cache-dtype ({', '.join(KV_CACHE_DTYPES)}), or another "
-        "checkpoint: its folder, or its name on the hub (org/name)"
+        f"a value of --kv-cache-dtype ({', '.join(KV_CACHE_DTYPES)}), {STATE} and a "
+        f"value of --state-dtype ({', '.join(STATE_DTYPES)}), or another checkpoint: its "
+        "folder, or its name on the hub (org/name)"
     )
 
 

@@ -22,6 +22,7 @@ from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.execution.warming.start_progress import ignore_progress
 from minfer.effects.live.llm import LLM
 from minfer.effects.models.layout.shapes import kv_bytes_per_token
+from minfer.effects.models.layout.state_layout import state_bytes
 from minfer.effects.text.outputs import RequestOutput
 from minfer.kernels.leaves import INT8_TABLE
 from minfer.records.request import SamplingParams
@@ -78,6 +79,7 @@ def _result(
         dtype=spec.dtype,
         matrices="plain" if spec.quantization is None else spec.quantization.text,
         kv_dtype=spec.kv_dtype,
+        state_dtype=spec.state_dtype if spec.has_states else None,
         memory=memory,
         quality=quality,
         speeds=speeds,
@@ -90,10 +92,10 @@ def _result(
 def _memory(llm: LLM, executor: TorchExecutor) -> Memory:
     """Returns the memory of weights and KV, a draft model's included."""
     plan, runner = llm.setup.memory, executor.runner
-    models, caches = [runner.step.model], [runner.cache.data, runner.cache.scales]
+    models, caches = [runner.step.model], runner.cache.page_views()
     if runner.draft is not None:
         models.append(runner.draft.model)
-        caches.append(runner.draft.cache.data)
+        caches += runner.draft.cache.page_views()
     token = kv_bytes_per_token(plan.spec)
     token += 0 if plan.draft is None else kv_bytes_per_token(plan.draft)
     return Memory(
@@ -103,6 +105,7 @@ def _memory(llm: LLM, executor: TorchExecutor) -> Memory:
         kv_held=held_bytes(caches),
         kv_blocks=plan.num_blocks,
         kv_of_token=token,
+        state=state_bytes(plan.spec),
     )
 
 

@@ -84,6 +84,7 @@ def _cells(comparison: Comparison) -> list[tuple[str, Cell]]:
         ("KV cache, planned", lambda level: size_text(level.memory.kv_planned)),
         ("KV cache, held", lambda level: size_text(level.memory.kv_held)),
         ("KV of a token", lambda level: size_text(level.memory.kv_of_token)),
+        *_state_cells(comparison),
         ("perplexity", lambda level: f"{level.quality.perplexity:.4f}"),
         ("  to the base's", lambda level: _change(level, comparison.levels[0])),
         (
@@ -98,6 +99,13 @@ def _cells(comparison: Comparison) -> list[tuple[str, Cell]]:
     for i, batch in enumerate(comparison.load.batches):
         rows += _speed_cells(i, batch)
     return rows
+
+
+def _state_cells(comparison: Comparison) -> list[tuple[str, Cell]]:
+    """Returns the row of states, if a level has recurrent layers."""
+    if not any(level.memory.state for level in comparison.levels):
+        return []
+    return [("state of a sequence", lambda level: size_text(level.memory.state))]
 
 
 def _speed_cells(i: int, batch: int) -> list[tuple[str, Cell]]:

@@ -13,6 +13,7 @@ class Memory:
     kv_held: int
     kv_blocks: int
     kv_of_token: int
+    state: int  # of a sequence, of recurrent layers; 0: there are none
 
 
 @frozen(kw_only=True)
@@ -43,6 +44,7 @@ class LevelResult:
     dtype: str  # of activations
     matrices: str  # how those of layers are stored
     kv_dtype: str
+    state_dtype: str | None  # None: there are no recurrent layers
     memory: Memory
     quality: Quality
     speeds: tuple[Speed, ...]

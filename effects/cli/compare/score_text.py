@@ -16,6 +16,8 @@ from minfer.effects.cli.compare.results import Quality
 from minfer.effects.cli.compare.text_windows import TextWindows, Window
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.models.architecture.batch import BatchRow, make_batch
+from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.state_parts import DEFAULT_STATE_DTYPE
 from minfer.effects.setup.memory import size_text
 from minfer.values.checks import ConfigError
 
@@ -121,10 +123,12 @@ def _log_probabilities(
     positions in order.
     """
     blocks = -(-text.length // block_size)
-    cache = executor.make_cache(blocks, block_size, text.length)
+    pages = blocks + executor.state_pages(block_size)
+    cache = executor.make_cache(pages, block_size, text.length)
+    count = _positions_at_once(executor.runner.spec)
     for window in text.windows:
-        for start in range(0, text.length - 1, POSITIONS_PER_CHUNK):
-            row = _row(window, start, range(blocks))
+        for start in range(0, text.length - 1, count):
+            row = _row(window, start, count, range(blocks), range(blocks, pages))
             batch = make_batch([row], block_size, executor.device)
             logits = executor.model(batch, cache)
             targets = window[start + 1 : start + 1 + len(row.tokens)]
@@ -134,7 +138,17 @@ def _log_probabilities(
             )
 
 
-def _row(window: Window, start: int, table: range) -> BatchRow:
-    """Returns the inputs of the next positions of a window, without its last token."""
-    tokens = window[start : min(start + POSITIONS_PER_CHUNK, len(window) - 1)]
-    return BatchRow(tokens, start, table, len(tokens))
+def _positions_at_once(spec: ModelSpec) -> int:
+    """Returns the positions of a step: one where states are rounded behind each step, as
+    they are in decode steps.
+    """
+    is_rounded = spec.has_states and spec.state_dtype != DEFAULT_STATE_DTYPE
+    return 1 if is_rounded else POSITIONS_PER_CHUNK
+
+
+def _row(window: Window, start: int, count: int, table: range, state: range) -> BatchRow:
+    """Returns the inputs of the next `count` positions of a window, without its last
+    token.
+    """
+    tokens = window[start : min(start + count, len(window) - 1)]
+    return BatchRow(tokens, start, table, len(tokens), state)

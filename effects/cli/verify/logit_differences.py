@@ -32,8 +32,11 @@ def packed_logits(llm: LLM, texts: list[list[int]]) -> list[Tensor]:
     token.
     """
     executor: Any = llm.worker.driver.executor
-    blocks = -(-max(map(len, texts)) // BLOCK_TOKENS) * len(texts)
-    cache = executor.make_cache(blocks, BLOCK_TOKENS, blocks * BLOCK_TOKENS)
+    config = llm.setup.config
+    size = config.block_size if config.state_pages else BLOCK_TOKENS
+    blocks = -(-max(map(len, texts)) // size) * len(texts)
+    state_pages = executor.state_pages(size)
+    cache = executor.make_cache(blocks + len(texts) * state_pages, size, blocks * size)
     chunks: list[list[Tensor]] = [[] for _ in texts]
     for turn in range(3):
         rows = {}
@@ -42,8 +45,9 @@ def packed_logits(llm: LLM, texts: list[list[int]]) -> list[Tensor]:
             begin, end = ends[turn], ends[turn + 1]
             if begin < end:
                 table = range(i, blocks, len(texts))
-                rows[i] = BatchRow(ids[begin:end], begin, table, end - begin)
-        batch = make_batch([*rows.values()], BLOCK_TOKENS, executor.device)
+                state = range(blocks + i, blocks + len(texts) * state_pages, len(texts))
+                rows[i] = BatchRow(ids[begin:end], begin, table, end - begin, state)
+        batch = make_batch([*rows.values()], size, executor.device)
         logits = executor.model(batch, cache).float().cpu()
         logits = logits.split([row.sample for row in rows.values()])
         for i, chunk in zip(rows, logits, strict=True):

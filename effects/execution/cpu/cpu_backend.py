@@ -14,7 +14,7 @@ from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.routes import Routes
 from minfer.effects.models.architecture.spec import ModelSpec
-from minfer.effects.models.layout.cache_layout import CacheLayout
+from minfer.effects.models.layout.cache_layout import CacheLayout, plain_layout
 from minfer.kernels import plain, quantized
 from minfer.records.config import EngineConfig
 from minfer.sampling.reference_sampler import RowSampling
@@ -70,12 +70,12 @@ class CpuBackend:
         length: int,
         layout: CacheLayout | None = None,
     ) -> KVCache:
-        """Returns a cache for positions below `length`, with one more page than the
-        engine knows of, for the scratch row. MemoryError.
+        """Returns a cache for positions below `length`, with more pages than the engine
+        knows of, for the scratch row: a page, and those of a state. MemoryError.
         """
-        return make_cache(
-            spec, pages + 1, block_size, max_model_len=length, layout=layout
-        )
+        layout = plain_layout(spec, block_size) if layout is None else layout
+        pages += 1 + layout.state_pages
+        return make_cache(spec, pages, block_size, max_model_len=length, layout=layout)
 
     def make_shaper(self, rows: DeviceRows) -> CpuShaper:
         """Returns the shaper of these rows' logits."""

@@ -6,7 +6,7 @@ as several queries of that head, so keys are never repeated (grouped-query atten
 Ainslie et al. 2023).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -24,6 +24,7 @@ from minfer.effects.execution.cpu.attention_reads import (
 )
 from minfer.effects.execution.cpu.latent_attention import LatentRead
 from minfer.effects.execution.cpu.layer_cache import LayerCache
+from minfer.effects.execution.device.cache_memory import CacheMemory, PagedState
 from minfer.effects.models.architecture.batch import Batch
 from minfer.effects.models.architecture.gqa import (
     GQA,
@@ -36,9 +37,13 @@ from minfer.effects.models.architecture.query_scale import QueryScale
 from minfer.effects.models.architecture.rope_scaling import Rope, inverse_frequencies
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import torch_dtype, torch_kv_dtype
-from minfer.effects.models.layout.cache_layout import CacheLayout, one_group
+from minfer.effects.models.layout.cache_layout import (
+    CacheLayout,
+    LayerPlace,
+    plain_layout,
+)
 from minfer.effects.models.layout.shapes import MAX_MASK_NUMBERS
-from minfer.kernels.cache_numbers import INT8, as_bytes
+from minfer.kernels.cache_numbers import as_bytes
 from minfer.kernels.leaves import HeadWeights, LatentWeights
 from minfer.kernels.plain import normalise
 from minfer.records.plan import Copy
@@ -50,15 +55,14 @@ MERGEABLE_DTYPES = (torch.float32, torch.bfloat16)
 
 @frozen(eq=False)
 class KVCache:
-    """Keys and values of all layers in blocks; `layers` are views of `data`."""
+    """Keys and values of all layers in blocks; `layers` are views of `memory`."""
 
     spec: ModelSpec
     layout: CacheLayout
-    # [layers of a page, pages, block_size, *token], a token's shape being `kv_shape` of
-    # the layers
-    data: Tensor
-    scales: Tensor | None  # of INT8: `data` but for the last dimension, float32
-    layers: tuple[LayerCache, ...]
+    # Its numbers are [layers of a page, pages, block_size, *token], a token's shape being
+    # `kv_shape` of the layers.
+    memory: CacheMemory
+    layers: Mapping[int, LayerCache]  # of those with attention, by their indices
     # [positions, 2, 1, head_dim] float32 by rotation: cosines, sines signed for `rotate`
     ropes: Mapping[Rotation, Tensor]
     query_scales: Mapping[QueryScale, Tensor]  # [positions, 1, 1] float32
@@ -101,7 +105,7 @@ class KVCache:
             latents_of(self.spec, index),
             self._prepared(batch),
         )
-        table = self.layout.places[index].table
+        table = self.layout.place(index).table
         compressed, by_head = latent[:, : mla.rank], query.view(len(query), mla.heads, -1)
         normalise(compressed, weights.norm, out=compressed)
         for rotated in (latent[:, None, mla.rank :], by_head[..., mla.plain_dim :]):
@@ -136,7 +140,7 @@ class KVCache:
     def _attend(self, batch: Batch, index: int, qkv: Tensor, heads: "Heads") -> Tensor:
         """Write keys and values, and attend, in the dtype that the cache reads."""
         gqa = heads.gqa
-        table, cache = self.layout.places[index].table, self.layers[index]
+        table, cache = self.layout.place(index).table, self.layers[index]
         reads = self._prepared(batch)[1][layer_kind(table, gqa)]
         qkv = qkv.view(qkv.shape[0], -1, gqa.head_dim)
         queries, new = qkv[:, : gqa.heads], qkv[:, gqa.heads :]
@@ -165,11 +169,11 @@ class KVCache:
 
     def _prepared(self, batch: Batch) -> list[Any]:
         if not self.step or self.step[0] is not batch:
-            places = zip(self.layout.places, self.spec.layers, strict=True)
             kinds = dict.fromkeys(
-                layer_kind(place.table, layer.attention) for place, layer in places
+                layer_kind(place.table, attention)
+                for _, place, attention in placed(self.spec, self.layout)
             )
-            reads = plan_reads(batch, self.data.shape[2], tuple(kinds))
+            reads = plan_reads(batch, self.memory.numbers.shape[2], tuple(kinds))
             angles = {
                 rotation: table.index_select(0, batch.positions).unbind(1)
                 for rotation, table in self.ropes.items()
@@ -181,13 +185,28 @@ class KVCache:
             self.step[:] = batch, reads, angles, factors
         return self.step
 
+    def state(self, index: int) -> PagedState:
+        """Returns where a layer's state is; see `PagedCache`."""
+        return self.memory.states[index]
+
     @property
-    def page_dim(self) -> int:
-        """The dimension of `data` and `scales` that is pages."""
-        return 1
+    def data(self) -> Tensor:
+        """All of the cache but scales."""
+        return self.memory.data
+
+    def page_views(self) -> list[Tensor]:
+        """Returns views [pages, ...] of all that is stored."""
+        return self.memory.page_views()
 
     def copy(self, copies: Sequence[Copy]) -> None:
-        """Copy positions of blocks, in all layers."""
+        """Copy positions of blocks, in all layers; beside recurrent layers whole pages,
+        which may be of states.
+        """
+        if self.layout.states is not None:
+            for pages in self.page_views():
+                for page_copy in copies:
+                    pages[page_copy.target] = pages[page_copy.source]
+            return
         for data in self._tensors():
             for block_copy in copies:
                 data[:, block_copy.target, : block_copy.count] = data[
@@ -209,9 +228,9 @@ class KVCache:
                 data.index_fill_(1, torch.tensor(full_blocks), 0)
 
     def _tensors(self) -> list[Tensor]:
-        """Returns all that is stored."""
-        scales = [] if self.scales is None else [self.scales]
-        return [as_bytes(self.data), *scales]
+        """Returns all that is stored of tokens."""
+        scales = [] if self.memory.scales is None else [self.memory.scales]
+        return [as_bytes(self.memory.numbers), *scales]
 
 
 def _norm_each_head(by_head: Tensor, gqa: GQA, heads: HeadWeights) -> None:
@@ -263,35 +282,42 @@ def make_cache(
     covers every position below `max_model_len` (the model's own limit when None) that the
     pool could hold; with windows in all layers, sequences can be longer than the pool.
     """
-    layout = one_group(spec) if layout is None else layout
+    layout = plain_layout(spec, block_size) if layout is None else layout
     layers, token = layout.layers_a_page, slot_shape(spec)
     shape = (layers, blocks, block_size, *token)
     cache_dtype = torch_kv_dtype(dtype or spec.kv_dtype)
-    data = _zeros(shape, cache_dtype)
-    scales = _zeros(shape[:-1], torch.float32) if cache_dtype is INT8 else None
+    memory = CacheMemory.allocate(shape, 1, cache_dtype, layout, _zeros)
+    numbers, scales = memory.numbers, memory.scales
     read = cache_dtype if cache_dtype.itemsize > 1 else torch_dtype(spec.dtype)
     length = max_model_len or spec.max_position_embeddings
     if None in spec.windows:
         length = min(length, blocks * block_size)
     tables = {(rope, dim): rope_table(rope, dim, length) for rope, dim in rotations(spec)}
-    layer_caches = [
-        LayerCache.of(
-            _stored(data[place.slot], place.share, layer.attention.kv_shape),
+    layer_caches = {
+        index: LayerCache.of(
+            _stored(numbers[place.slot], place.share, attention.kv_shape),
             read,
             None if scales is None else scales[place.slot],
         )
-        for place, layer in zip(layout.places, spec.layers, strict=True)
-    ]
+        for index, place, attention in placed(spec, layout)
+    }
     factors = {
         query_scale: query_scale.table(length)[:, None, None]
         for query_scale in query_scales(spec)
     }
     shared: dict[int, Tensor] | None = None
-    if any(layer.attention.shares_keys_of is not None for layer in spec.layers):
+    if any(layer.shares_keys_of is not None for layer in spec.layers):
         shared = {}
-    return KVCache(
-        spec, layout, data, scales, tuple(layer_caches), tables, factors, shared=shared
-    )
+    return KVCache(spec, layout, memory, layer_caches, tables, factors, shared=shared)
+
+
+def placed(
+    spec: ModelSpec, layout: CacheLayout
+) -> Iterator[tuple[int, LayerPlace, Attention]]:
+    """Yields the index, the place and the attention of each layer that has one."""
+    for index, layer in enumerate(spec.layers):
+        if layer.attention is not None:
+            yield index, layout.place(index), layer.attention
 
 
 def slot_shape(spec: ModelSpec) -> tuple[int, ...]:

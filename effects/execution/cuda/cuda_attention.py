@@ -16,6 +16,7 @@ from minfer.effects.execution.cpu.paged_attention import (
     Rotation,
     heads_of,
     latents_of,
+    placed,
     query_scales,
     rope_table,
     rotations,
@@ -27,6 +28,7 @@ from minfer.effects.execution.cuda.step_segments import (
     decode_segments,
     prefill_segments,
 )
+from minfer.effects.execution.device.cache_memory import CacheMemory, PagedState
 from minfer.effects.models.architecture.batch import Batch
 from minfer.effects.models.architecture.gqa import (
     GQA,
@@ -41,15 +43,17 @@ from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import torch_dtype, torch_kv_dtype
 from minfer.effects.models.layout.cache_layout import CacheLayout
 from minfer.kernels.attention import decode_attention, prefill_attention
-from minfer.kernels.cache_numbers import INT8, CacheScales, as_bytes, write
+from minfer.kernels.cache_numbers import CacheScales, write
 from minfer.kernels.dequantized_contexts import dequantize_contexts
 from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.flash import flash_attention
 from minfer.kernels.leaves import HeadWeights, LatentWeights
+from minfer.kernels.page_copy import copy_pages
 from minfer.kernels.rope import rope_and_cache
 from minfer.records.plan import Copy
 
 BLOCKS_PER_COPY: Final = 16  # blocks that are copied through one buffer: 57 MB for a 7B
+PAGE_DIM: Final = 2  # of keys and values, or latents, of all layers
 
 
 class _Options(TypedDict):
@@ -76,21 +80,23 @@ class _Pages(NamedTuple):
 
 @frozen(eq=False)
 class CudaCache:
-    """Keys and values in blocks, separate for each layer; one page more than the engine
+    """Keys and values in blocks, separate for each layer; more pages than the engine
     knows of.
 
-    The last page is for padding rows: what they write is never read.
+    The page after those of the engine, and those of a state behind it, are for padding
+    rows: what they write is never read.
     """
 
     spec: ModelSpec
     layout: CacheLayout
-    # [layers of a page, 2, pages + 1, block_size, kv_heads, head_dim], keys and values;
-    # or, of latents, [layers of a page, 1, pages + 1, block_size, latent_dim]
-    data: Tensor
-    scales: Tensor | None  # of INT8: `data` but for the last dimension, float32
-    layers: tuple[tuple[Tensor, ...], ...]  # of each [pages + 1, block_size, ...]
-    layer_scales: tuple[CacheScales | None, ...]  # of each
-    groups: tuple[int, ...]  # of each layer, as in `ModelSpec.groups`
+    # Its numbers are [layers of a page, 2, all pages, block_size, kv_heads, head_dim],
+    # keys and values; or, of latents, [layers of a page, 1, all pages, block_size,
+    # latent_dim].
+    memory: CacheMemory
+    # Of each layer with attention, by its index: [all pages, block_size, ...]
+    layers: Mapping[int, tuple[Tensor, ...]]
+    layer_scales: Mapping[int, CacheScales]  # likewise, if there are any
+    groups: Mapping[int, int]  # likewise, as in `ModelSpec.groups`
     # [positions, head_dim] float32 by rotation: cosines, then sines
     ropes: Mapping[Rotation, Tensor]
     query_scales: Mapping[QueryScale, Tensor]  # [positions] float32
@@ -108,30 +114,31 @@ class CudaCache:
         """Returns pages on a device, for positions up to `length`.
         torch.OutOfMemoryError.
         """
-        shape = (layout.layers_a_page, *_slot_shape(spec, pages + 1, block_size))
-        cache_dtype, scales = torch_kv_dtype(spec.kv_dtype), None
-        data = torch.empty(shape, dtype=cache_dtype, device=device)
-        if cache_dtype is INT8:
-            scales = torch.empty(shape[:-1], device=device)
+        pages += 1 + layout.state_pages
+        shape = (layout.layers_a_page, *_slot_shape(spec, pages, block_size))
+
+        def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        dtype = torch_kv_dtype(spec.kv_dtype)
+        memory = CacheMemory.allocate(shape, PAGE_DIM, dtype, layout, allocate)
+        numbers, scales = memory.numbers, memory.scales
         ropes = {
             (rope, dim): _angles(rope, dim, length).to(device)
             for rope, dim in rotations(spec)
         }
-        slots = [place.slot for place in layout.places]
-        layers = tuple(
-            _stored(data[place.slot], place.share, layer.attention)
-            for place, layer in zip(layout.places, spec.layers, strict=True)
-        )
-        of_layers = tuple(
-            None if scales is None else CacheScales(*scales[slot]) for slot in slots
-        )
+        layers, of_layers, groups = {}, {}, {}
         kinds = [group.attention for group in spec.groups]
-        groups = tuple(kinds.index(layer.attention) for layer in spec.layers)
+        for index, place, attention in placed(spec, layout):
+            layers[index] = _stored(numbers[place.slot], place.share, attention)
+            groups[index] = kinds.index(attention)
+            if scales is not None:
+                of_layers[index] = CacheScales(*scales[place.slot])
         factors = {
             query_scale: query_scale.table(length + 1).to(device)
             for query_scale in query_scales(spec)
         }
-        return cls(spec, layout, data, scales, layers, of_layers, groups, ropes, factors)
+        return cls(spec, layout, memory, layers, of_layers, groups, ropes, factors)
 
     def rotate_and_attend(
         self, batch: Batch, index: int, qkv: Tensor, heads: HeadWeights
@@ -147,14 +154,14 @@ class CudaCache:
             qkv,
             self.ropes[gqa.rope, gqa.rotated],
             batch.positions,
-            batch.slots[self.layout.places[index].table],
+            batch.slots[self.layout.place(index).table],
             keys,
             values,
             gqa.heads,
             gqa.new_kv_heads,
             heads.q_norm,
             heads.q_norm if heads.k_norm is None else heads.k_norm,
-            self.layer_scales[index],
+            self.layer_scales.get(index),
             heads.v_norm,
             norms_last=heads.norms_after_rope,
             query_scales=self._query_scales(gqa),
@@ -173,7 +180,7 @@ class CudaCache:
     ) -> Tensor:
         """Norm and rotate, write latents, and attend; see `PagedCache`."""
         mla, [cache] = latents_of(self.spec, index), self.layers[index]
-        table = self.layout.places[index].table
+        table = self.layout.place(index).table
         rope = self.ropes[mla.rope, mla.rotated]
         splits = batch.splits_of(self.groups[index])
         factors = self._query_scales(mla)
@@ -185,12 +192,12 @@ class CudaCache:
     ) -> Tensor:
         """Write keys and values, and attend; see `PagedCache`."""
         gqa = heads_of(self.spec, index)
-        if self.data.itemsize > 1:
-            qkv = qkv.to(self.data.dtype)
+        if self.memory.numbers.itemsize > 1:
+            qkv = qkv.to(self.memory.numbers.dtype)
         heads = qkv.view(len(qkv), -1, gqa.head_dim)
         new_keys_values = heads[:, gqa.heads :].chunk(2, 1)
-        slots = batch.slots[self.layout.places[index].table]
-        scales = self.layer_scales[index] or (None, None)
+        slots = batch.slots[self.layout.place(index).table]
+        scales = self.layer_scales.get(index) or (None, None)
         for cache, number_scales, new in zip(
             self.layers[index], scales, new_keys_values, strict=True
         ):
@@ -209,7 +216,7 @@ class CudaCache:
         cache.
         """
         gqa, group = heads_of(self.spec, index), self.groups[index]
-        place, cached = self.layout.places[index], self._pages(batch, index)
+        place, cached = self.layout.place(index), self._pages(batch, index)
         q = qkv.view(len(qkv), -1, gqa.head_dim)[:, : gqa.heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         segments = [
@@ -269,8 +276,8 @@ class CudaCache:
     def _pages(self, batch: Batch, index: int) -> _Pages:
         """Returns a layer's cache."""
         keys, values = self.layers[index]
-        table = batch.table[self.layout.places[index].table]
-        return _Pages(keys, values, table, self.layer_scales[index])
+        table = batch.table[self.layout.place(index).table]
+        return _Pages(keys, values, table, self.layer_scales.get(index))
 
     def _dequantized(self, work: DequantizedWork, cached: _Pages, gqa: GQA) -> _Pages:
         """Returns the contexts of the step's chunks in the model's dtype."""
@@ -286,26 +293,45 @@ class CudaCache:
         )
         return _Pages(keys, values, work.table, None)
 
+    def state(self, index: int) -> PagedState:
+        """Returns where a layer's state is; see `PagedCache`."""
+        return self.memory.states[index]
+
     @property
-    def page_dim(self) -> int:
-        """The dimension of `data` and `scales` that is pages."""
-        return 2
+    def data(self) -> Tensor:
+        """All of the cache but scales."""
+        return self.memory.data
+
+    def page_views(self) -> list[Tensor]:
+        """Returns views [pages, ...] of all that is stored."""
+        return self.memory.page_views()
 
     def copy(self, copies: Sequence[Copy]) -> None:
-        """Copy blocks in all layers, `BLOCKS_PER_COPY` blocks by two launches. Whole
-        blocks are copied: no kernel reads behind a context.
+        """Copy pages: `BLOCKS_PER_COPY` of them by two launches, or beside recurrent
+        layers all by one. Whole blocks are copied: no kernel reads behind a context.
         """
+        if self.layout.states is not None:
+            pairs = [[page.source, page.target] for page in copies]
+            on_device = self._to_device(pairs)
+            copy_pages(self.data, on_device)
+            if self.memory.scales is not None:
+                scales = self.memory.scales.movedim(PAGE_DIM, 0)
+                scales[on_device[:, 1]] = scales[on_device[:, 0]]
+            return
         for first in range(0, len(copies), BLOCKS_PER_COPY):
             batch = copies[first : first + BLOCKS_PER_COPY]
             blocks = [
                 [block_copy.source for block_copy in batch],
                 [block_copy.target for block_copy in batch],
             ]
-            pinned = torch.tensor(blocks, pin_memory=self.data.is_cuda)
-            sources, targets = pinned.to(self.data.device, non_blocking=True)
-            for tensor in (as_bytes(self.data), self.scales):
-                if tensor is not None:
-                    tensor.index_copy_(2, targets, tensor.index_select(2, sources))
+            sources, targets = self._to_device(blocks)
+            for view in self.page_views():
+                view.index_copy_(0, targets, view.index_select(0, sources))
+
+    def _to_device(self, pages: list[list[int]]) -> Tensor:
+        """Returns page ids on the device, without waiting."""
+        pinned = torch.tensor(pages, pin_memory=self.data.is_cuda)
+        return pinned.to(self.data.device, non_blocking=True)
 
     def clear(self, blocks: Sequence[int], start: int = 0) -> None:
         """Do nothing: no kernel's result depends on what is behind a context."""

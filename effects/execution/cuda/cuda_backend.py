@@ -10,7 +10,7 @@ from minfer.effects.execution.device.backend import DrawnTokens
 from minfer.effects.execution.device.device_rows import DeviceRows
 from minfer.effects.execution.device.routes import Routes
 from minfer.effects.models.architecture.spec import ModelSpec
-from minfer.effects.models.layout.cache_layout import CacheLayout, one_group
+from minfer.effects.models.layout.cache_layout import CacheLayout, plain_layout
 from minfer.effects.models.ranks import Communicator
 from minfer.kernels.logprobs import logprobs
 from minfer.kernels.masked_logits import mask_logits, store_logits
@@ -61,7 +61,7 @@ class CudaBackend:
         layout: CacheLayout | None = None,
     ) -> CudaCache:
         """Returns a cache for positions below `length`. torch.OutOfMemoryError."""
-        layout = one_group(spec) if layout is None else layout
+        layout = plain_layout(spec, block_size) if layout is None else layout
         return CudaCache.make(spec, layout, pages, block_size, length, self.device)
 
     def make_shaper(self, rows: DeviceRows) -> CudaShaper:

@@ -143,9 +143,8 @@ class LatentLayer:
         [tokens, heads, value_dim]: over their own latents, and those of their history.
         """
         mla, history = self.mla, work.slots[self.table]
-        flat = as_bytes(self.cache).view(-1, mla.latent_dim)
         pieces = mla.pieces(len(query), query.element_size())
-        own_latents = self._dequantize(flat.index_select(0, slots), query.dtype)
+        own_latents = self._latents(slots, query.dtype)
         for first in range(0, mla.heads, pieces.heads):
             head_range = slice(first, first + pieces.heads)
             q, head_out = query[:, head_range], out[:, head_range]
@@ -160,7 +159,7 @@ class LatentLayer:
                 # A piece's latents have no name here: they are freed before the next's.
                 piece_sums = self._attend_piece(
                     work,
-                    self._dequantize(flat.index_select(0, slots), query.dtype),
+                    self._latents(slots, query.dtype),
                     q,
                     head_range,
                     bounds,
@@ -169,8 +168,13 @@ class LatentLayer:
                 merge_piece(total, sums, piece_out, piece_sums)
             head_out.copy_(total)
 
-    def _dequantize(self, gathered: Tensor, dtype: torch.dtype) -> Tensor:
-        """Returns gathered latents in a dtype; those of FP8 are given as bytes."""
+    def _latents(self, slots: Tensor, dtype: torch.dtype) -> Tensor:
+        """Returns the latents in slots [keys], in a dtype: [keys, latent_dim]."""
+        cached, size = as_bytes(self.cache), self.cache.shape[1]
+        if cached.is_contiguous():
+            gathered = cached.flatten(0, 1).index_select(0, slots)
+        else:  # pages are not side by side
+            gathered = cached[slots // size, slots % size]
         return dequantize(gathered.view(self.cache.dtype), None, dtype)
 
     def _attend_piece(

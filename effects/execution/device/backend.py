@@ -31,17 +31,11 @@ class Cache(PagedCache, Protocol):
 
     @property
     def data(self) -> Tensor:
-        """All of the cache; its layout is up to the backend."""
+        """All of the cache but scales; its layout is up to the backend."""
         ...
 
-    @property
-    def scales(self) -> Tensor | None:
-        """Scales of what is stored in INT8."""
-        ...
-
-    @property
-    def page_dim(self) -> int:
-        """The dimension of `data` and `scales` that is pages."""
+    def page_views(self) -> list[Tensor]:
+        """Returns views [pages, ...] of all that is stored, scales of INT8 included."""
         ...
 
     def copy(self, copies: Sequence[Copy]) -> None:

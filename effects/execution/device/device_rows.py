@@ -86,7 +86,10 @@ def words_of(sampling: RowSampling, vocab: int) -> Words:
 
 
 def _sizes(
-    count: int, table_words_per_row: int, noise_columns: Sequence[str]
+    count: int,
+    table_words_per_row: int,
+    state_pages: int,
+    noise_columns: Sequence[str],
 ) -> dict[str, int]:
     """Returns the size in words of each column of the arena, for `count` rows, the
     scratch row included.
@@ -98,6 +101,7 @@ def _sizes(
         "next": count,
         **dict.fromkeys(ROW_FIELDS, count),
         "table": count * table_words_per_row,
+        "state_table": count * state_pages,
         "batch": 2 * count + 64,  # with room for padding
         "sampling_split": 2 * aligned(2 * count + 64),
     }
@@ -116,9 +120,11 @@ class DeviceRows:
         *,
         rejects: bool = False,
         groups: tuple[CacheGroup, ...] = (CacheGroup(),),
+        state_pages: int = 0,
     ) -> None:
         """`rows` of the engine; `blocks` of a table. `rejects`: drafts are accepted by
-        rejection sampling. `groups` of layers: each has a table for each page of a block.
+        rejection sampling. `groups` of layers that keep blocks: each has a table for each
+        page of a block. `state_pages` of a state, if there are recurrent layers.
         """
         self.scratch = rows
         self.vocab = vocab
@@ -129,7 +135,8 @@ class DeviceRows:
         pages = [group.pages for group in groups]
         self.first_tables = [0, *accumulate(pages)]  # of each group
         tables = self.first_tables[-1]
-        sizes = _sizes(count, tables * blocks, self.streams)
+        self.state_pages = state_pages
+        sizes = _sizes(count, tables * blocks, state_pages, self.streams)
         starts = np.cumsum([0, *sizes.values()]).tolist()
         self.column_starts = dict(zip(sizes, starts, strict=False))
         self.arena = torch.zeros(starts[-1], dtype=torch.int32, device=device)
@@ -167,6 +174,10 @@ class DeviceRows:
         self.table = columns["table"][: tables * count * blocks].view(
             tables, count, blocks
         )
+        # The pages of each row's working state.
+        self.state_table = columns["state_table"][: count * state_pages].view(
+            count, state_pages
+        )
         self.state = RowTensors(self.last, self.next, self.table, self.scratch)
         self.batch = columns["batch"]  # decode rows, in the step's order
         # [2, ...]: of these, rows sampled now, and rows with deferred sampling; else
@@ -193,9 +204,15 @@ class DeviceRows:
             vocab,
             device,
             rejects=rejects,
-            groups=config.groups,
+            groups=config.block_groups,
+            state_pages=config.state_pages,
         )
-        rows.table[:, rows.scratch] = config.num_blocks  # the page that no row owns
+        # Pages that no row owns: one, and those of a state behind it.
+        rows.table[:, rows.scratch] = config.num_blocks
+        first_page = config.num_blocks + 1
+        rows.state_table[rows.scratch] = torch.arange(
+            first_page, first_page + config.state_pages
+        )
         return rows
 
     def set_table(
@@ -262,8 +279,16 @@ class DeviceRows:
         halves = np.array(noise, np.uint64).view(np.int32)
         words = np.concatenate([halves, words_of(sampling, self.vocab)])
         self.changes.append((np.array(places, np.int32), words))
-        for group, table in enumerate(opened.tables):
-            self.set_table(row, 0, table, group)
+        for group in range(len(self.groups)):
+            self.set_table(row, 0, opened.tables[group], group)
+        if self.state_pages:
+            start = self.column_starts["state_table"] + row * self.state_pages
+            self._set(start, np.array(self.state_of(row), np.int32))
+
+    def state_of(self, row: int) -> tuple[int, ...]:
+        """Returns the pages of the working state of a row that has an owner."""
+        owner = self.owners[row]
+        return () if owner is None else owner.tables[-1][: self.state_pages]
 
     def sampling_needs(self, rows: Sequence[int]) -> SamplingNeeds:
         """Returns what sampling has to do for at least one of these rows."""

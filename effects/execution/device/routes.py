@@ -42,6 +42,7 @@ from minfer.kernels.attention_tunes import (
 from minfer.kernels.experts_tunes import grouped_from
 from minfer.kernels.flash import flash_missing, flash_piece_missing
 from minfer.kernels.gated import MIN_FILLED_SHARE, QUACK_ACTIVATIONS, is_gated_faster
+from minfer.kernels.gated_rule_tunes import MAX_RECURRENT_TOKENS
 from minfer.kernels.mla_tunes import latent_splits
 from minfer.kernels.packages import QUACK, missing
 from minfer.records.config import EngineConfig
@@ -56,6 +57,11 @@ MIN_FLASH_TOKENS: Final = (2048, 512)
 MIN_EXPAND_TOKENS: Final = 512
 # Inputs of the longest chunk from which contexts in 8 bits are dequantized.
 MIN_DEQUANTIZE_TOKENS: Final = 512
+# What serves recurrent layers, in words.
+RECURRENT: Final = (
+    f"Triton; prefill chunks of more than {MAX_RECURRENT_TOKENS} tokens block by block, "
+    f"but in float32, the others token by token"
+)
 
 
 @frozen(kw_only=True)
@@ -160,6 +166,7 @@ class Routes:
     no_quack: str = ""  # why quack never serves products of gate and up
     fused_width: int = 0  # width of the dense feed-forwards that quack may serve
     experts: tuple[MoE, ...] = ()  # the kinds of mixtures of experts
+    recurrent: bool = False  # whether there are recurrent layers
     max_rows: int = 1  # decode rows of the largest step
     context: int = 0  # tokens of the longest context
 
@@ -197,6 +204,7 @@ class Routes:
                 for feed_forward in feed_forwards
                 if isinstance(feed_forward, MoE)
             ),
+            recurrent=spec.has_states,
             max_rows=config.max_num_seqs,
             context=min(config.max_model_len, spec.max_position_embeddings),
         )
@@ -281,6 +289,8 @@ class Routes:
         lines = [line for group in self.groups for line in self._attention(group)]
         lines.append(("gate, up and activation", activation))
         lines += [("experts", _experts(moe)) for moe in self.experts]
+        if self.recurrent:
+            lines.append(("recurrent layers", RECURRENT))
         return [*dict.fromkeys(lines)]
 
     def _attention(self, group: GroupRoute) -> list[tuple[str, str]]:

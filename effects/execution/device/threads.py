@@ -21,7 +21,8 @@ def is_for_one_thread(spec: ModelSpec, device: torch.device) -> bool:
     """Returns whether a model's products on this device are too small for several
     threads.
     """
-    largest = max(layer.feed_forward.largest_matrix for layer in spec.layers)
+    feed_forwards = spec.feed_forwards
+    largest = max((feed.largest_matrix for feed in feed_forwards), default=0)
     return not is_gpu(device) and largest <= MAX_ONE_THREAD_WEIGHTS
 
 

@@ -125,6 +125,6 @@ def max_words(rows: DeviceRows, tokens: int, draws: int, drafts: int = 0) -> int
         inputs += 4 * (drafts + 2)
     # Two words of each stream, those of sampling values, and the next token and position.
     words_per_row = 2 * len(rows.streams) + len(ROW_FIELDS) + 2
-    pages = len(rows.table) * rows.blocks
+    pages = len(rows.table) * rows.blocks + rows.state_pages
     changes = rows.scratch * (pages + words_per_row) + 3 * draws
     return inputs + 2 * changes

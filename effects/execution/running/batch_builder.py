@@ -15,11 +15,17 @@ from minfer.effects.execution.device.backend import Backend
 from minfer.effects.execution.device.device_rows import DeviceRows, aligned
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.inputs import DraftWords, ForwardWords, PrefillWords
-from minfer.effects.models.architecture.batch import Batch, PrefillChunks, VerifiedRows
+from minfer.effects.models.architecture.batch import (
+    Batch,
+    PrefillChunks,
+    VerifiedRows,
+    state_chunks,
+)
 from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.expanded_work import ExpandedWork
 from minfer.kernels.flash import FlashWork
 from minfer.kernels.row_state import StepInputs
+from minfer.kernels.state_work import StateWork
 
 TOKENS: Final = 0  # lines of inputs, as of `PrefillWords.tokens`
 OWNER_LINE: Final = 2
@@ -105,7 +111,22 @@ class BatchBuilder:
             fused=fused,
             verified=verified,
             real=self._real_inputs(decode_inputs),
+            states=self._states(step, decode_inputs, chunks),
         )
+
+    def _states(
+        self,
+        step: StepRows,
+        decode_inputs: StepInputs,
+        chunks: PrefillChunks | None,
+    ) -> StateWork | None:
+        """Returns the work of recurrent layers, if there are any."""
+        if not self.rows.state_pages:
+            return None
+        decode_rows = step.decode_rows
+        starts = decode_inputs.positions[: len(decode_rows)]
+        state_work_chunks = None if chunks is None else state_chunks(chunks)
+        return StateWork(self.rows.state_table, decode_rows, starts, state_work_chunks)
 
     def _real_inputs(self, decode_inputs: StepInputs) -> Tensor | None:
         """Returns which inputs are not padding, if there are experts."""

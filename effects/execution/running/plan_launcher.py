@@ -18,8 +18,9 @@ from minfer.effects.execution.packing.read_back import HostSlot, SlotRing, resul
 from minfer.effects.execution.packing.verified import unsupported_drafts
 from minfer.effects.execution.running.deferred_sampling import DeferredPacker
 from minfer.effects.execution.running.runner import ModelRunner
+from minfer.records.config import EngineConfig
 from minfer.records.messages import Executed
-from minfer.records.plan import Plan, SampleDeferred
+from minfer.records.plan import Copy, Plan, SampleDeferred
 from minfer.records.request import MEAN, POOLINGS
 
 
@@ -42,13 +43,15 @@ class LaunchedPlan:
         self.error = str(error) if isinstance(error, ExecutorError) else repr(error)
 
 
-def unsupported_request(plan: Plan, groups: int = 1) -> str:
-    """Returns what a plan asks for that cannot be executed, or nothing, for a model with
-    this number of cache groups.
-    """
+def unsupported_request(plan: Plan, config: EngineConfig) -> str:
+    """Returns what a plan asks for that cannot be executed, or nothing."""
+    groups = len(config.groups)
     tables = [len(opened.tables) == groups for opened in plan.opens]
-    if not all(tables) or any(grow.group >= groups for grow in plan.grows):
+    grown = len(config.block_groups)
+    if not all(tables) or any(grow.group >= grown for grow in plan.grows):
         return f"rows of this model have {groups} block table(s), a group of layers each"
+    if reason := _unsupported_states(plan, config.state_pages):
+        return reason
     if any(opened.adapter for opened in plan.opens):
         return "adapters cannot be loaded yet"
     for opened in plan.opens:
@@ -61,13 +64,25 @@ def unsupported_request(plan: Plan, groups: int = 1) -> str:
     return ""
 
 
+def _unsupported_states(plan: Plan, pages: int) -> str:
+    """Returns what is wrong with a plan's states, of so many pages each, or nothing."""
+    if not pages:
+        return "this model has no recurrent layers to save" if plan.saves else ""
+    if plan.drafts:
+        return "rows of a model with recurrent layers have no drafts"
+    if any(len(opened.tables[-1]) < pages for opened in plan.opens):
+        return f"the working state of a row takes {pages} pages"
+    if any(len(save.pages) != pages for save in plan.saves):
+        return f"a state takes {pages} pages"
+    return ""
+
+
 class PlanLauncher:
     """Launches plans by a runner, in order."""
 
     def __init__(self, runner: ModelRunner) -> None:
         config = runner.config
         self.runner = runner
-        self.groups = len(config.groups)
         self.stages = runner.ranks.rank_info.parallel.pipeline
         has_draft_model = runner.draft is not None
         self.packer = Packer(
@@ -96,7 +111,8 @@ class PlanLauncher:
         plan = launched.plan
         spec_config, rows = self.runner.config.speculation, self.runner.rows
         has_draft_model = self.runner.draft is not None
-        room, reason = self.packer.drafts, unsupported_request(plan, self.groups)
+        room = self.packer.drafts
+        reason = unsupported_request(plan, self.runner.config)
         reason = reason or unsupported_drafts(
             plan, spec_config, rows, room, has_draft_model=has_draft_model
         )
@@ -111,8 +127,21 @@ class PlanLauncher:
             slot = self.ring.next()
             launched.slots.append(slot)
             launched.deferred = forward.deferred
-            self.runner.run(forward, slot)
+            self.runner.run(forward, slot, self._saves(plan))
             sampler.finish(plan.step, forward.shape.lines)
+
+    def _saves(self, plan: Plan) -> list[Copy]:
+        """Returns the copies of pages that save a plan's states: it has one forward, as
+        it has no drafts.
+        """
+        size, rows = self.runner.config.block_size, self.runner.rows
+        return [
+            Copy(source, target, size)
+            for save in plan.saves
+            for source, target in zip(
+                rows.state_of(plan.rows[save.index]), save.pages, strict=True
+            )
+        ]
 
     def sample(self, launched: LaunchedPlan) -> None:
         """Launch a plan's deferred draws."""

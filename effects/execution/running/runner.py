@@ -54,7 +54,7 @@ from minfer.effects.models.layout import shapes
 from minfer.effects.models.layout.cache_layout import layout_for
 from minfer.effects.models.ranks import SINGLE_RANK, Communicator
 from minfer.records.config import EngineConfig
-from minfer.records.plan import Plan
+from minfer.records.plan import Copy, Plan
 
 MIN_CONTEXT_TOKENS: Final = 1024  # the shortest context by which kernels are chosen
 
@@ -100,7 +100,7 @@ class ModelRunner:
             config.num_blocks,
             config.block_size,
             length,
-            layout_for(spec, config.groups),
+            layout_for(spec, config),
         )
         self.rows = DeviceRows.of(config, length, spec.vocab_size, device)
         specs = [spec, *([] if draft is None else [draft.spec])]
@@ -180,7 +180,8 @@ class ModelRunner:
             full_blocks, first_slot = divmod(
                 plan.starts[opened.index], self.config.block_size
             )
-            for group, table in zip(self.config.groups, opened.tables, strict=True):
+            groups = self.config.block_groups  # a state is not cleared
+            for group, table in zip(groups, opened.tables, strict=False):
                 for page in range(group.pages):
                     for cache in caches:
                         cache.clear(
@@ -195,8 +196,10 @@ class ModelRunner:
             for cache in caches:
                 cache.copy(plan.copies)
 
-    def run(self, forward: Forward, slot: HostSlot) -> None:
-        """Send a forward's words, run it, and start copying its tokens to the host."""
+    def run(self, forward: Forward, slot: HostSlot, saves: Sequence[Copy] = ()) -> None:
+        """Send a forward's words, run it, save states, and start copying its tokens to
+        the host: once these have arrived, what was saved can be moved to other tiers.
+        """
         shape = self.with_splits(forward.shape, forward.longest)
         routes, size = self.backend.routes, self.config.block_size
         if uses_history(shape, forward, routes, size):
@@ -206,6 +209,7 @@ class ModelRunner:
             self.checked
             and shape in self.captures.graphs
             and not forward.has_extra_outputs
+            and not saves
         )
         with watched(self.backend.device) if checked else contextlib.nullcontext():
             self._send(slot, forward.words)
@@ -214,6 +218,8 @@ class ModelRunner:
                 extra.fetch(slot)
             else:
                 self._replay(shape)
+            if saves:
+                self.cache.copy(saves)
             out, scores = self.sampler.out, self.sampler.scores
             slot.fetch(out, scores, shape.lines, self.stream)
 

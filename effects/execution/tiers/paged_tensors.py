@@ -1,7 +1,7 @@
 """The tensors of a cache, page by page, and how pages cross between device and host.
 
-The layers of a page are apart in the device's cache, and side by side in host memory:
-pages are gathered into a buffer on the device, which crosses the bus whole.
+The layers of a page may be apart in the device's cache, and are side by side in host
+memory: pages are gathered into a buffer on the device, which crosses the bus whole.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,8 @@ from minfer.kernels.cache_numbers import as_bytes
 
 # Of a buffer on the device, for all tensors together; or one page.
 PIECE_BYTES: Final = 1 << 24
-# The dimension of caches, and of their scales, that is key heads, if they keep heads.
+# The dimension of caches, and of their scales, that is key heads, if they keep heads,
+# pages being the first.
 HEADS_DIM: Final = 4
 COPY_DTYPE: Final = torch.int64  # what a cache is copied in
 
@@ -32,9 +33,9 @@ class PagedTensor:
     host: HostPages
 
     @classmethod
-    def of(cls, tensor: Tensor, dim: int, pages: int) -> "PagedTensor":
-        """Returns a tensor page by page, whose dimension `dim` is pages, with `pages`
-        pages in host memory.
+    def of(cls, tensor: Tensor, pages: int) -> "PagedTensor":
+        """Returns a tensor [pages of the device, ...] with `pages` pages in host
+        memory.
         """
         line = tensor.shape[-1] * tensor.element_size()
         words = (
@@ -42,9 +43,8 @@ class PagedTensor:
             if line % COPY_DTYPE.itemsize == 0
             else as_bytes(tensor)
         )
-        view = words.movedim(dim, 0)
-        shape = tuple(view.shape[1:])
-        return cls(view, HostPages(pages, shape, view.dtype, tensor.is_cuda))
+        shape = tuple(words.shape[1:])
+        return cls(words, HostPages(pages, shape, words.dtype, tensor.is_cuda))
 
     @property
     def page_bytes(self) -> int:
@@ -56,11 +56,11 @@ def paged_tensors_of(cache: Cache, pages: int, slices: int) -> list[PagedTensor]
     """Returns the tensors of a cache, with `pages` pages in host memory; in equal slices
     of key heads, one after the other.
     """
-    tensors = [cache.data, *([] if cache.scales is None else [cache.scales])]
+    tensors = cache.page_views()
     if slices > 1:  # never of latents
         split = [tensor.chunk(slices, HEADS_DIM) for tensor in tensors]
         tensors = [tensor for group in zip(*split, strict=True) for tensor in group]
-    return [PagedTensor.of(tensor, cache.page_dim, pages) for tensor in tensors]
+    return [PagedTensor.of(tensor, pages) for tensor in tensors]
 
 
 @frozen(eq=False)

@@ -30,7 +30,9 @@ from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.layout.shapes import max_step_drafts, padded_drafts
 from minfer.kernels import linear_tunes, norm, pdl, rope
+from minfer.kernels.gated_rule_tunes import MAX_RECURRENT_TOKENS
 from minfer.records.config import EngineConfig
+from minfer.records.plan import Copy
 
 META_DEVICE: Final = torch.device("meta")
 # Counts after which another kernel, or another variant of it, is used.
@@ -44,6 +46,8 @@ BOUNDS: Final = sorted(
     }
 )
 MAX_TILE_ROWS: Final = 128  # (query, head) pairs of attention's largest tile
+# Of chunks that go through recurrent layers token by token, and block by block.
+CHUNK_LENGTHS: Final = (MAX_RECURRENT_TOKENS, MAX_RECURRENT_TOKENS + 1)
 BEYOND_MAX_CHUNKS: Final = 33  # chunks: one more than a graph has
 
 
@@ -85,6 +89,7 @@ def shapes(spec: ModelSpec, config: EngineConfig) -> list[StepShape]:
         *(evolve(_prompts(budget, 1), history=n) for n in _histories(routes)),
         unsampled,
         *beside,
+        *(_chunks(seqs, budget) if spec.has_states else ()),
     ]
     padded = [shape.padded() for shape in unpadded if shape.fits(routes.captured)]
     return [*dict.fromkeys((*unpadded, *padded))]
@@ -97,6 +102,18 @@ def _histories(routes: Routes) -> range:
     if routes.may_dequantize:
         return range(1)
     return range(2 if routes.may_expand else 0)
+
+
+def _chunks(seqs: int, budget: int) -> Iterator[StepShape]:
+    """Yields prefill chunks of all numbers and lengths that recurrent layers distinguish,
+    among few inputs and many.
+    """
+    numbers = {min(1 << power, seqs) for power in range(seqs.bit_length() + 1)}
+    for chunks, longest in product(sorted(numbers), CHUNK_LENGTHS):
+        least = chunks + longest - 1
+        for tokens in (least, max(least, pdl.MAX_EARLY_ROWS + 1)):
+            if tokens <= budget:
+                yield evolve(_prompts(tokens, chunks), longest=longest)
 
 
 def _lengths(budget: int) -> Iterator[StepShape]:
@@ -207,6 +224,9 @@ def _launch_row_kernels(runner: ModelRunner) -> None:
     """
     for pairs in (1, pdl.MAX_EARLY_ROWS):
         runner.backend.scatter(runner.rows.arena, runner.staging[: 2 * pairs])
+    if runner.config.state_pages:  # from and to pages that no row owns
+        page = runner.config.num_blocks
+        runner.cache.copy([Copy(page, page + 1, runner.config.block_size)])
     specs = [runner.spec, *([] if runner.draft is None else [runner.draft.spec])]
     dtypes = dict.fromkeys(torch_dtype(spec.dtype) for spec in specs)
     vocab, device = runner.spec.vocab_size, runner.backend.device

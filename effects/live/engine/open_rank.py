@@ -51,7 +51,8 @@ def open_store(setup: Setup, rank: int = 0) -> KeyedStore | None:
         return Peers(plan, len(groups), slices, rank)
     if args.kv_disk is None:
         return None
-    full_groups = [number for number, group in enumerate(groups) if not group.window]
+    kept = setup.config.block_groups
+    full_groups = [number for number, group in enumerate(kept) if not group.window]
     return BlockFolder(
         Path(args.kv_disk),
         disk_size(args),

@@ -42,7 +42,7 @@ def with_attention_window(
             f"attention_window is not supported for {name}, which transformers' own "
             f"model runs; leave the setting out"
         )
-    if not all(isinstance(layer.attention, GQA) for layer in spec.layers):
+    if not all(isinstance(attention, GQA) for attention in spec.attentions):
         raise ConfigError(
             f"attention_window is not supported for {name}, whose layers keep latents "
             f"(MLA); leave the setting out"

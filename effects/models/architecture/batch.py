@@ -16,6 +16,7 @@ from torch import Tensor
 from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.expanded_work import ExpandedWork
 from minfer.kernels.flash import FlashWork
+from minfer.kernels.state_work import StateChunks, StateWork
 
 Ints = NDArray[np.int64]
 
@@ -107,6 +108,8 @@ class Batch:
     # The rows with drafts: a cache may read a row's context once for all of its inputs,
     # or treat each input as a row of its own.
     verified: VerifiedRows | None = None
+    # What recurrent layers move on; None: there are none
+    states: StateWork | None = None
 
     def splits_of(self, group: int) -> int:
         """Returns the splits of contexts in the layers of a group."""
@@ -123,6 +126,8 @@ class BatchRow:
     table: Sequence[int] | Ints
     # The number of last tokens whose logits are needed: 0 inside a prompt, >1 for drafts.
     sample: int = 1
+    # The page ids of the sequence's state, of a model with recurrent layers.
+    state: Sequence[int] = ()
 
 
 @frozen(eq=False)
@@ -184,6 +189,14 @@ def make_batch(
             offsets=to_device(packing.offsets[chunk_rows]),
             longest=int(packing.counts.max()),
         )
+    states = None
+    if rows[0].state:
+        states = StateWork(
+            table=to_device(np.array([row.state for row in rows])),
+            rows=to_device(decode_rows),
+            starts=to_device(starts[decode_rows]),
+            chunks=None if chunks is None else state_chunks(chunks),
+        )
     return Batch(
         tokens=to_device(np.concatenate([np.asarray(rows[i].tokens) for i in order])),
         positions=to_device(positions),
@@ -193,6 +206,18 @@ def make_batch(
         rows=to_device(decode_rows),
         contexts=to_device(starts[decode_rows] + 1),
         chunks=chunks,
+        states=states,
+    )
+
+
+def state_chunks(chunks: PrefillChunks) -> StateChunks:
+    """Returns chunks as recurrent layers get them."""
+    return StateChunks(
+        rows=chunks.rows,
+        starts=chunks.starts,
+        counts=chunks.counts,
+        offsets=chunks.offsets,
+        longest=chunks.longest,
     )
 
 

@@ -1,4 +1,4 @@
-"""A model's interface to the cache of its keys and values."""
+"""A model's interface to the cache of its keys and values, and of its states."""
 
 from typing import TYPE_CHECKING, Protocol
 
@@ -7,10 +7,23 @@ if TYPE_CHECKING:
 
     from minfer.effects.models.architecture.batch import Batch
     from minfer.kernels.leaves import HeadWeights, LatentWeights
+    from minfer.kernels.paged_states import PagedUnits
+
+
+class LayerState(Protocol):
+    """Where a recurrent layer keeps the states of sequences."""
+
+    def part(self, name: str) -> "PagedUnits":
+        """Returns where one of the layer's `state_parts` lies."""
+        ...
 
 
 class PagedCache(Protocol):
-    """Keys and values of all layers in blocks."""
+    """Keys and values of all layers in blocks, and states of recurrent ones."""
+
+    def state(self, index: int) -> LayerState:
+        """Returns where the layer `index`, a recurrent one, keeps states."""
+        ...
 
     def rotate_and_attend(
         self,

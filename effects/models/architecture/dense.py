@@ -24,6 +24,7 @@ from minfer.effects.models.architecture.products import feed
 from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.layer_keys import FeedForward
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import RankInfo
 from minfer.kernels.leaves import UNGATED, Activation, Linear, Norm, Shard
@@ -48,6 +49,9 @@ class Dense:
     # Of a token's gates, only what is above their mean plus so many standard deviations
     # counts (gaussian_topk.py); None: all of each.
     cutoff: float | None = None
+    # What gates are multiplied with before the activation, and the result (Falcon-H1).
+    gate_factor: float = 1.0
+    result_factor: float = 1.0
 
     def for_rank(self, rank_info: RankInfo) -> "Dense":
         """Returns the sizes of one rank's channels. Raises `UnsupportedModelError`."""
@@ -71,7 +75,13 @@ class Dense:
             inputs=self.hidden_size,
             shard=Shard.COLUMN,
             bias=self.bias,
+            factors=self._gate_up_factors,
+            bias_factors=self._gate_up_factors,
         )
+
+    @property
+    def _gate_up_factors(self) -> tuple[float, ...] | None:
+        return None if self.gate_factor == 1 else (self.gate_factor, 1.0)
 
     @property
     def down(self) -> LinearSizes:
@@ -82,6 +92,8 @@ class Dense:
             inputs=self.intermediate_size,
             shard=Shard.ROW,
             bias=self.bias,
+            factors=(self.result_factor,),
+            bias_factors=(self.result_factor,),
         )
 
     @property
@@ -131,15 +143,18 @@ def read_dense(reader: ConfigReader, family: Family, norms: NormRule) -> Dense:
     `ModelConfigError`.
     """
     hidden = reader.size("hidden_size")
-    default = family.feed_forward.default_ratio * hidden or None
+    gate_factor, result_factor = reader.factors(family.multipliers.feed_forward, 2)
     return Dense(
         hidden_size=hidden,
-        intermediate_size=reader.size(family.feed_forward.width, default),
+        intermediate_size=_read_width(reader, family.feed_forward, hidden),
         norms=norms,
         bias=reader.is_set(family.biases.mlp),
         activation=family.activation,
         stored_gate_up=family.stored.gate_up,
+        down_name=family.stored.down,
         name=family.stored.feed_forward,
+        gate_factor=gate_factor,
+        result_factor=result_factor,
     )
 
 
@@ -160,6 +175,19 @@ def read_dense_layers(
         for width in widths
     )
     return [read_dense(of_layer, family, norms) for of_layer in each]
+
+
+def _read_width(reader: ConfigReader, keys: FeedForward, hidden: int) -> int:
+    """Returns the width of dense feed-forwards."""
+    width = reader.size(keys.width, keys.default_ratio * hidden or None)
+    if keys.first_width:
+        width = reader.size(keys.first_width, width)
+    if not keys.adjusted or not reader.flag(keys.adjusted):
+        return width
+    width = int(2 * width / 3)
+    width = int(reader.positive("block_ffn_dim_multiplier") * width)
+    multiple = reader.size("block_multiple_of")
+    return -(-width // multiple) * multiple
 
 
 def empty_dense(sizes: Dense, make: WeightMaker) -> DenseWeights:

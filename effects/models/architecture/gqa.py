@@ -97,6 +97,10 @@ class GQA:
     # factor (MiMo).
     value_dim: int | None = None
     value_scale: float = 1.0
+    # What its input and its result are multiplied with (Falcon-H1); `scale` has the
+    # former twice already.
+    input_factor: float = 1.0
+    result_factor: float = 1.0
 
     def for_rank(self, rank_info: RankInfo) -> "GQA":
         """Returns the sizes of one rank's heads. Of fewer key heads than ranks, several
@@ -164,9 +168,12 @@ class GQA:
 
     @property
     def qkv(self) -> LinearSizes:
-        """The product of queries, keys and values."""
+        """The product of queries, keys and values, with gates before the queries if a
+        checkpoint has them in one matrix.
+        """
         names = [self.stored_qkv] if self.stored_qkv else ["q_proj", "k_proj", "v_proj"]
-        outputs = [self.q_size, self.kv_size, self.kv_heads * self.value_width]
+        queries = self.q_size + self.first_gates
+        outputs = [queries, self.kv_size, self.kv_heads * self.value_width]
         if not self.stored_qkv:
             count = 3 - self.keys_are_values if self.new_kv_heads else 1
             names, outputs = names[:count], outputs[:count]
@@ -176,6 +183,7 @@ class GQA:
             inputs=self.hidden_size,
             shard=Shard.COLUMN,
             bias=self.qkv_bias,
+            bias_factors=(1 / self.input_factor,) * len(outputs),
         )
 
     @property
@@ -187,12 +195,14 @@ class GQA:
             inputs=self.heads * self.value_width,
             shard=Shard.ROW,
             bias=self.out_bias,
+            factors=(self.input_factor * self.result_factor,),
+            bias_factors=(self.result_factor,),
         )
 
     @property
     def gate_matrix(self) -> LinearSizes | None:
         """The product of gates, if there are any."""
-        if self.gate is None:
+        if self.gate is None or not self.gate.name:
             return None
         return LinearSizes(
             names=(self.gate.name,),
@@ -207,6 +217,11 @@ class GQA:
         if self.gate is None:
             return 0
         return self.heads if self.gates_by_head else self.q_size
+
+    @property
+    def first_gates(self) -> int:
+        """Gates of a token that `qkv` returns before the queries."""
+        return 0 if self.gate is None or self.gate.name else self.gate_size
 
     @property
     def matrices(self) -> tuple[LinearSizes, ...]:

@@ -67,12 +67,18 @@ def read_gqa(
         # none.
         default = None if scores.multiplier in reader.config else 1.0
         scale = reader.positive(scores.multiplier, default)
+    multipliers = family.multipliers
+    (input_factor,) = reader.factors(multipliers.attention_input)
+    (result_factor,) = reader.factors(multipliers.attention_result)
+    (key_factor,) = reader.factors(multipliers.keys)
     attention = GQA(
         hidden_size=hidden,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        scale=scale,
+        scale=scale * key_factor * input_factor**2,
+        input_factor=input_factor,
+        result_factor=result_factor,
         score_cap=reader.optional_positive(scores.cap),
         norms=norms,
         qk_norm=reader.is_set(qk_norm.present),

@@ -6,6 +6,7 @@ from minfer.effects.models.architecture.gqa_weights import GQAWeights
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import (
     add_product,
+    apply_gates,
     gate_heads,
     norm_heads,
     norm_linear,
@@ -27,13 +28,19 @@ def attend_gqa(
     tokens `keep`, or of all; that of normalised rows `x`, if there are any.
     """
     source, norm = (hidden, weights.norm) if x is None else (x, None)
-    qkv = norm_linear(source, norm, weights.qkv, step.products)
+    qkv, gates = norm_linear(source, norm, weights.qkv, step.products), None
+    if weights.first_gates is not None:
+        size = weights.out.inputs
+        gates, qkv = qkv[:, :size], qkv[:, size:]
     if weights.whole_norms is not None:
         norm_heads(qkv, weights.whole_norms, step.products, step.communicator)
     attended = step.cache.rotate_and_attend(step.batch, index, qkv, weights.heads)
     if keep is not None:
         # Of the other tokens, only keys and values are needed.
         hidden, attended = hidden.index_select(0, keep), attended.index_select(0, keep)
+        gates = None if gates is None else gates.index_select(0, keep)
+    if weights.first_gates is not None and gates is not None:
+        apply_gates(attended, gates, weights.first_gates, step.products)
     if weights.gate is not None:
         gate_heads(attended, hidden, weights.norm, weights.gate, step.products)
     add_product(

@@ -15,7 +15,14 @@ from minfer.effects.models.architecture.linear import (
 )
 from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.parts import WeightPart
-from minfer.kernels.leaves import HeadGate, HeadWeights, Linear, Norm, WholeNorms
+from minfer.kernels.leaves import (
+    GateActivation,
+    HeadGate,
+    HeadWeights,
+    Linear,
+    Norm,
+    WholeNorms,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,6 +37,8 @@ class GQAWeights:
     whole_norms: WholeNorms | None = None  # of the queries and keys of all heads
     heads: HeadWeights
     gate: HeadGate | None = None
+    # What gates go through that `qkv` returns before the queries; None: it returns none.
+    first_gates: GateActivation | None = None
     out: Linear
     after: Norm | None = None  # [hidden], of the result
 
@@ -67,6 +76,7 @@ def empty_gqa(sizes: GQA, make: WeightMaker) -> GQAWeights:
             sinks=make.vector(sizes.heads, "float32") if sizes.sinks else None,
         ),
         gate=_empty_gate(sizes, make),
+        first_gates=sizes.gate.activation if sizes.gate and sizes.first_gates else None,
         out=make.linear(sizes.out),
         after=after,
     )
@@ -96,8 +106,12 @@ def gqa_parts(
                 weight_part = evolve(queries_first, pieces=())
             yield _ordered(weight_part, order, sizes.qkv.outputs)
             continue
-        of_values = weight_part.name.startswith("self_attn.v_proj")
-        yield weight_part if of_values else _ordered(weight_part, order)
+        if weight_part.name.startswith("self_attn.v_proj"):
+            yield weight_part
+        elif sizes.first_gates and weight_part.name.startswith("self_attn.q_proj"):
+            yield weight_part.rearranged(_gates_first(sizes, order))
+        else:
+            yield _ordered(weight_part, order)
     q_norm, k_norm = heads.q_norm, heads.k_norm
     if weights.whole_norms is not None:
         q_norm, k_norm = weights.whole_norms.query, weights.whole_norms.key
@@ -127,6 +141,23 @@ def _queries_first(sizes: GQA) -> "Callable[[Tensor], Tensor]":
         shape = (sizes.kv_heads, group, sizes.head_dim, *stored.shape[1:])
         kinds = stored.reshape(shape).split_with_sizes([group - 2, 1, 1], 1)
         return torch.cat([of_kind.flatten(0, 2) for of_kind in kinds])
+
+    return arrange
+
+
+def _gates_first(sizes: GQA, order: list[int] | None) -> "Callable[[Tensor], Tensor]":
+    """Returns what turns outputs, in which each head has its query and then its gates, to
+    all gates, all queries, the dimensions of each query in `order`.
+    """
+
+    def arrange(stored: "Tensor") -> "Tensor":
+        import torch
+
+        by_head = stored.reshape(-1, 2, sizes.head_dim, *stored.shape[1:])
+        queries, gates = by_head.unbind(1)
+        if order is not None:
+            queries = queries[:, order]
+        return torch.cat((gates.flatten(0, 1), queries.flatten(0, 1)))
 
     return arrange
 

@@ -43,10 +43,14 @@ class KvFormat:
         return cls(layers, token, dtype, layout, scales)
 
     @property
+    def scale_bytes(self) -> int:
+        """Bytes of a token's scales in one layer."""
+        return 0 if self.scales == UNSCALED else prod(self.token[:-1]) * SCALE_BYTES
+
+    @property
     def layer_bytes(self) -> int:
         """Bytes of a token in one layer, scales included."""
-        scales = 0 if self.scales == UNSCALED else prod(self.token[:-1]) * SCALE_BYTES
-        return prod(self.token) * kv_dtype_bytes(self.dtype) + scales
+        return prod(self.token) * kv_dtype_bytes(self.dtype) + self.scale_bytes
 
     @property
     def token_bytes(self) -> int:

@@ -20,7 +20,8 @@ from minfer.effects.models.architecture.layers import Layer, LayerWeights
 from minfer.effects.models.architecture.mla import MLAWeights, attend_mla
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.moe import MoE, MoEWeights, feed_moe
-from minfer.effects.models.architecture.products import normalise
+from minfer.effects.models.architecture.products import add_product, normalise
+from minfer.effects.models.architecture.recurrent import mix_with_state
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +50,7 @@ def run_layer(
         return _run_on_streams(layer, weights, weights.altup, hidden, index, step, kept)
     branches = branch_inputs(layer, weights, hidden)
     keep = None if kept is None else kept.tokens
-    hidden = attend(weights, hidden, index, step, keep, branches.attention)
+    hidden = mix_tokens(layer, weights, hidden, index, step, keep, branches.attention)
     if kept is not None:
         step, branches = kept.step, branches.select(kept.tokens)
     feed(layer, weights, hidden, step, branches.feed_forward)
@@ -71,11 +72,11 @@ def _run_on_streams(
     """
     predictions = predict_streams(altup, streams, step.products)
     hidden = predictions[:, altup.active].clone()  # the layer adds to it
-    norm = weights.attention.norm
+    norm = None if weights.attention is None else weights.attention.norm
     x = hidden if norm is None else normalise(hidden, norm)
     laurel = laurel_rows(altup.laurel, x, step.products)
     keep = None if kept is None else kept.tokens
-    hidden = attend(weights, hidden, index, step, keep, x)
+    hidden = mix_tokens(layer, weights, hidden, index, step, keep, x)
     if kept is not None:
         step = kept.step
         laurel = laurel.index_select(0, kept.tokens)
@@ -92,11 +93,11 @@ def _run_on_streams(
 
 @frozen(eq=False)
 class BranchInputs:
-    """Normalised rows [tokens, hidden] that the sublayers of a parallel layer read. None:
-    each reads the residual stream as it is then, and normalises it.
+    """Normalised rows [tokens, hidden] that sublayers read which read the same stream.
+    None: each reads the residual stream as it is then, and normalises it.
     """
 
-    attention: "Tensor | None" = None
+    attention: "Tensor | None" = None  # and what is recurrent beside it
     feed_forward: "Tensor | None" = None
 
     def select(self, keep: "Tensor") -> "BranchInputs":
@@ -111,14 +112,19 @@ SEQUENTIAL: Final = BranchInputs()
 
 def branch_inputs(layer: Layer, weights: LayerWeights, hidden: "Tensor") -> BranchInputs:
     """Returns what the sublayers of a layer read, if they read the same stream."""
-    before = weights.attention.norm
-    if not layer.parallel or before is None:
+    attention, feed_forward = weights.attention, weights.feed_forward
+    if attention is None or attention.norm is None:
         return SEQUENTIAL
-    x, own = normalise(hidden, before), weights.feed_forward.norm
-    return BranchInputs(x, x if own is None else normalise(hidden, own))
+    if layer.parallel and feed_forward is not None:
+        x, own = normalise(hidden, attention.norm), feed_forward.norm
+        return BranchInputs(x, x if own is None else normalise(hidden, own))
+    if layer.recurrent is not None:
+        return BranchInputs(normalise(hidden, attention.norm))
+    return SEQUENTIAL
 
 
-def attend(
+def mix_tokens(
+    layer: Layer,
     weights: LayerWeights,
     hidden: "Tensor",
     index: int,
@@ -126,14 +132,26 @@ def attend(
     keep: "Tensor | None" = None,
     x: "Tensor | None" = None,
 ) -> "Tensor":
-    """Returns the residual stream [tokens, hidden] with the attention of layer `index`
-    added: of the tokens `keep` alone, or of all. `x`: as in `BranchInputs`.
+    """Returns the residual stream [tokens, hidden] with the attention and the recurrent
+    sublayer of layer `index` added, those that it has: of the tokens `keep` alone, or of
+    all. `x`: as in `BranchInputs`.
     """
+    sizes, recurrent, mixed = layer.recurrent, weights.recurrent, None
+    if sizes is not None and recurrent is not None:
+        rows, norm = (hidden, recurrent.norm) if x is None else (x, None)
+        mixed = mix_with_state(sizes, recurrent, rows, norm, index, step)
     match weights.attention:
         case GQAWeights() as gqa_weights:
-            return attend_gqa(gqa_weights, hidden, index, step, keep, x)
+            hidden = attend_gqa(gqa_weights, hidden, index, step, keep, x)
         case MLAWeights() as mla_weights:
-            return attend_mla(mla_weights, hidden, index, step, keep, x)
+            hidden = attend_mla(mla_weights, hidden, index, step, keep, x)
+        case None if keep is not None:
+            hidden = hidden.index_select(0, keep)
+    if mixed is not None and recurrent is not None:
+        if keep is not None:
+            mixed = mixed.index_select(0, keep)
+        add_product(hidden, mixed, recurrent.out, step.products, step.communicator)
+    return hidden
 
 
 def feed(

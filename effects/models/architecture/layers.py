@@ -1,12 +1,19 @@
-"""A decoder layer as a value: an attention and a feed-forward, each of one of the types.
+"""A decoder layer as a value: an attention, a recurrent sublayer and a feed-forward, each
+of one of the types, or absent.
 
 Each type is a file of its own, with its sizes (read from a config, without torch), its
 weights, made of leaves, and its step, a function over them, which adds to the residual
 stream. This file lists the types: another one is one more member of a union, and one more
-case of each function below, and of layer_step.py.
+case of each function below, and of layer_step.py; recurrent.py lists those of recurrent
+sublayers.
+
+Most layers have an attention or a recurrent sublayer, then a feed-forward. Some have only
+one of the three (Nemotron-H); some have an attention beside a recurrent sublayer, which
+read the same normalised rows (Falcon-H1).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve, fields, frozen, has
@@ -34,6 +41,7 @@ from minfer.effects.models.architecture.gqa_weights import (
     empty_gqa,
     gqa_parts,
 )
+from minfer.effects.models.architecture.hybrid_layers import read_layer_kinds
 from minfer.effects.models.architecture.layer_heads import with_layer_heads
 from minfer.effects.models.architecture.layer_inputs import (
     LayerInput,
@@ -63,14 +71,23 @@ from minfer.effects.models.architecture.moe import (
 )
 from minfer.effects.models.architecture.products import in_kernel_layout
 from minfer.effects.models.architecture.quantization import PLAIN_FORM, CheckpointForm
+from minfer.effects.models.architecture.recurrent import (
+    Recurrent,
+    RecurrentWeights,
+    empty_recurrent,
+    read_recurrent,
+    recurrent_parts,
+)
 from minfer.effects.models.architecture.rope_scaling import (
     FULL,
     SCALING_BETA,
     parse_ropes,
 )
+from minfer.effects.models.architecture.state_parts import StatePart
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families.expert_keys import SparseLayers
 from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.recurrent_keys import LayerKind
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import RankInfo
 from minfer.kernels.leaves import ExpertRouter, LatentWeights, Linear, Norm
@@ -82,6 +99,7 @@ Attention = GQA | MLA
 SCALAR: Final = "layer_scalar"  # in a layer of a checkpoint
 
 FeedForward = Dense | MoE
+Sublayer = Attention | Recurrent | FeedForward
 AttentionWeights = GQAWeights | MLAWeights
 FeedForwardWeights = DenseWeights | MoEWeights
 
@@ -90,8 +108,8 @@ FeedForwardWeights = DenseWeights | MoEWeights
 class Layer:
     """Sizes of one decoder layer."""
 
-    attention: Attention
-    feed_forward: FeedForward
+    attention: Attention | None
+    feed_forward: FeedForward | None
     # Both read the same residual stream, and their results are added to it together
     # (Wang and Komatsuzaki 2021). Without a norm of its own, the feed-forward reads what
     # attention reads.
@@ -99,19 +117,41 @@ class Layer:
     inputs: LayerInput | None = None  # what it does with an input of its own
     scalar: bool = False  # the residual stream is multiplied with a number at its end
     altup: AltUp | None = None  # there are several residual streams
+    # Beside an attention, it reads the rows that attention reads, normalised by its norm.
+    recurrent: Recurrent | None = None
 
     def for_rank(self, rank_info: RankInfo) -> "Layer":
         """Returns the sizes of one rank's part. Raises `UnsupportedModelError`."""
+        attention, recurrent, feed = self.attention, self.recurrent, self.feed_forward
         return evolve(
             self,
-            attention=self.attention.for_rank(rank_info),
-            feed_forward=self.feed_forward.for_rank(rank_info),
+            attention=None if attention is None else attention.for_rank(rank_info),
+            recurrent=None if recurrent is None else recurrent.for_rank(rank_info),
+            feed_forward=None if feed is None else feed.for_rank(rank_info),
         )
+
+    @property
+    def sublayers(self) -> tuple[Sublayer, ...]:
+        """Those that it has, in their order."""
+        every = self.attention, self.recurrent, self.feed_forward
+        return tuple(sublayer for sublayer in every if sublayer is not None)
+
+    @property
+    def state_parts(self) -> tuple[StatePart, ...]:
+        """What it keeps of a sequence, whatever its length."""
+        return () if self.recurrent is None else self.recurrent.state_parts
+
+    @property
+    def shares_keys_of(self) -> int | None:
+        """The layer before it whose keys and values it reads instead of its own."""
+        return None if self.attention is None else self.attention.shares_keys_of
 
     def with_long_factors(self, *, is_long: bool) -> "Layer":
         """Returns the layer with the long factors of longrope, or the short ones."""
         attention = self.attention
-        if attention.rope is None or attention.rope.kind != "longrope":
+        if attention is None or attention.rope is None:
+            return self
+        if attention.rope.kind != "longrope":
             return self
         rope = evolve(attention.rope, is_long=is_long)
         return evolve(self, attention=evolve(attention, rope=rope))
@@ -119,38 +159,43 @@ class Layer:
     @property
     def matrices(self) -> tuple[LinearSizes, ...]:
         """The sizes of all matrices."""
-        matrices = self.attention.matrices + self.feed_forward.matrices
-        matrices += () if self.inputs is None else self.inputs.matrices
-        return matrices if self.altup is None else matrices + self.altup.matrices
+        of_sublayers = (sublayer.matrices for sublayer in self.sublayers)
+        beside = () if self.inputs is None else self.inputs.matrices
+        streams = () if self.altup is None else self.altup.matrices
+        return (*chain.from_iterable(of_sublayers), *beside, *streams)
 
     @property
     def parameters(self) -> int:
         """Elements of all weights."""
         others = self.scalar + (0 if self.inputs is None else self.inputs.parameters)
         others += 0 if self.altup is None else self.altup.parameters
-        return self.attention.parameters + self.feed_forward.parameters + others
+        return sum(sublayer.parameters for sublayer in self.sublayers) + others
 
     @property
     def float32_elements(self) -> int:
         """Elements of weights that are in float32 whatever the activations' dtype."""
-        parts = self.attention, self.feed_forward, self.inputs, self.altup
+        parts = (*self.sublayers, self.inputs, self.altup)
         return sum(part.float32_elements for part in parts if part is not None)
 
     @property
     def active_parameters(self) -> int:
         """Elements that a token is multiplied with."""
-        return self.attention.parameters + self.feed_forward.active_parameters
+        mixers = (self.attention, self.recurrent)
+        mixed = sum(mixer.parameters for mixer in mixers if mixer is not None)
+        feed = self.feed_forward
+        return mixed + (0 if feed is None else feed.active_parameters)
 
 
 @frozen(eq=False)
 class LayerWeights:
     """The weights of one decoder layer."""
 
-    attention: AttentionWeights
-    feed_forward: FeedForwardWeights
+    attention: AttentionWeights | None
+    feed_forward: FeedForwardWeights | None
     inputs: LayerInputWeights | None = None
     scalar: "Tensor | None" = None  # [1]
     altup: AltUpWeights | None = None
+    recurrent: RecurrentWeights | None = None
 
 
 @frozen
@@ -164,10 +209,13 @@ class LayerGroup:
 
 
 def layer_groups(layers: tuple[Layer, ...]) -> tuple[LayerGroup, ...]:
-    """Returns the layers by their cache needs, in the order of their first members."""
+    """Returns the layers with an attention by their cache needs, in the order of their
+    first members.
+    """
     members: dict[Attention, list[int]] = {}
     for index, layer in enumerate(layers):
-        members.setdefault(layer.attention, []).append(index)
+        if layer.attention is not None:
+            members.setdefault(layer.attention, []).append(index)
     return tuple(
         LayerGroup(attention, tuple(indices)) for attention, indices in members.items()
     )
@@ -206,7 +254,7 @@ def read_layers(
         feed_forwards = _with_shared_wide(feed_forwards, attentions)
     inputs = _read_layer_input(reader, family, norms)
     altup = read_altup(reader, norms) if family.extras.altup else None
-    layers = (
+    layers = tuple(
         Layer(
             attentions[index],
             feed_forward,
@@ -217,7 +265,30 @@ def read_layers(
         )
         for index, feed_forward in enumerate(feed_forwards)
     )
-    return tuple(layers), context
+    return _with_recurrent(reader, family, attention_norms, layers), context
+
+
+def _with_recurrent(
+    reader: ConfigReader, family: Family, norms: NormRule, layers: tuple[Layer, ...]
+) -> tuple[Layer, ...]:
+    """Returns layers of which some have a recurrent sublayer, if those of the family
+    do.
+    """
+    if family.recurrent is None or family.hybrid is None:
+        return layers
+    kinds = read_layer_kinds(reader, family, family.hybrid, len(layers))
+    if {*kinds} == {"attention"}:
+        return layers
+    recurrent = read_recurrent(reader, family.recurrent, norms, family.multipliers)
+    beside = evolve(recurrent, norms=evolve(norms, before_name=""))
+    changes: Mapping[LayerKind, Mapping[str, Any]] = {
+        "attention": {},
+        "recurrent": {"attention": None, "recurrent": recurrent},
+        "both": {"recurrent": beside},
+    }
+    return tuple(
+        evolve(layer, **changes[kind]) for layer, kind in zip(layers, kinds, strict=True)
+    )
 
 
 def _with_shared_wide(
@@ -328,8 +399,8 @@ def _dense_types(reader: ConfigReader, key: str, num_layers: int) -> set[int]:
 
 def empty_layer(layer: Layer, make: WeightMaker) -> LayerWeights:
     """Returns uninitialised weights of a layer."""
-    attention: AttentionWeights
-    feed_forward: FeedForwardWeights
+    attention: AttentionWeights | None = None
+    feed_forward: FeedForwardWeights | None = None
     match layer.attention:
         case GQA() as gqa:
             attention = empty_gqa(gqa, make)
@@ -340,12 +411,14 @@ def empty_layer(layer: Layer, make: WeightMaker) -> LayerWeights:
             feed_forward = empty_dense(dense, make)
         case MoE() as moe:
             feed_forward = empty_moe(moe, make)
+    recurrent, inputs = layer.recurrent, layer.inputs
     return LayerWeights(
         attention,
         feed_forward,
-        None if layer.inputs is None else empty_layer_input(layer.inputs, make),
+        None if inputs is None else empty_layer_input(inputs, make),
         make.vector(1) if layer.scalar else None,
         None if layer.altup is None else empty_altup(layer.altup, make),
+        None if recurrent is None else empty_recurrent(recurrent, make),
     )
 
 
@@ -358,12 +431,13 @@ def layer_parts(
             yield from gqa_parts(gqa, gqa_weights, form)
         case MLA() as mla, MLAWeights() as mla_weights:
             yield from mla_parts(mla, mla_weights, form)
+    if layer.recurrent is not None and weights.recurrent is not None:
+        yield from recurrent_parts(layer.recurrent, weights.recurrent, form)
     match layer.feed_forward, weights.feed_forward:
         case Dense() as dense, DenseWeights() as dense_weights:
             yield from dense_parts(dense, dense_weights, form)
         case MoE() as moe, MoEWeights() as moe_weights:
             yield from moe_parts(moe, moe_weights, form)
-
     if layer.inputs is not None and weights.inputs is not None:
         yield from layer_input_parts(layer.inputs, weights.inputs, form)
     if weights.scalar is not None:

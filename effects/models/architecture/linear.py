@@ -53,6 +53,10 @@ class LinearSizes:
     experts: int = 0  # whose matrices are one leaf; 0: it is not of experts
     # Dequantized as it is loaded, if the checkpoint's is quantized.
     plain: bool = False
+    # What the outputs of each of the matrices are multiplied with in the model, and each
+    # of their biases: with these they are loaded. None: nothing.
+    factors: tuple[float, ...] | None = None
+    bias_factors: tuple[float, ...] | None = None
 
     def with_prefix(self, prefix: str) -> "LinearSizes":
         """Returns the same sizes, the names behind a prefix."""
@@ -263,12 +267,16 @@ def weight_parts(
     """Yields the tensors of each fused matrix, as a layer of a checkpoint names them,
     with their targets.
     """
+    factors = sizes.factors or (1.0,) * len(sizes.outputs)
     if len(sizes.names) == 1:
         for weight_part in matrix_parts(sizes.names[0], linear, form):
-            yield evolve(weight_part, pieces=_pieces(sizes))
+            scaled = _scaled(weight_part, linear, sizes.outputs, factors)
+            yield evolve(scaled, pieces=_pieces(sizes))
         return
-    for name, matrix in zip(sizes.names, linear.pieces(), strict=True):
-        yield from matrix_parts(name, matrix, form)
+    pieces = zip(sizes.names, linear.pieces(), factors, strict=True)
+    for name, matrix, factor in pieces:
+        for weight_part in matrix_parts(name, matrix, form):
+            yield _scaled(weight_part, matrix, matrix.parts, (factor,))
 
 
 def _pieces(sizes: LinearSizes) -> tuple[int, ...]:
@@ -290,6 +298,39 @@ def matrix_parts(name: str, linear: Linear, form: CheckpointForm) -> Iterator[We
         yield evolve(weight_part, matrix=name, scales=is_scales)
 
 
+def _scaled(
+    weight_part: WeightPart,
+    linear: Linear,
+    outputs: tuple[int, ...],
+    factors: tuple[float, ...],
+) -> WeightPart:
+    """Returns a tensor of a matrix, so many outputs multiplied with each of the factors:
+    of a quantized one its scales, or their factors, if it has some. Raises
+    `UnsupportedModelError` for scales that are powers of two.
+    """
+    scales = linear.scales if linear.factors is None else linear.factors
+    is_scaled = scales is None or weight_part.take is not None
+    is_scaled = is_scaled or weight_part.target is scales
+    if not is_scaled or all(factor == 1 for factor in factors):
+        return weight_part
+    if weight_part.take is None and not weight_part.target.is_floating_point():
+        raise UnsupportedModelError(
+            f"{weight_part.name}: scales that are powers of two cannot be multiplied "
+            f"with {factors}, as config.json says; use a checkpoint in another format"
+        )
+    return weight_part.rearranged(partial(_multiplied, outputs, factors))
+
+
+def _multiplied(
+    outputs: tuple[int, ...], factors: tuple[float, ...], stored: "Tensor"
+) -> "Tensor":
+    """Returns so many outputs multiplied with each of the factors."""
+    import torch
+
+    pieces = zip(stored.float().split_with_sizes(outputs), factors, strict=True)
+    return torch.cat([piece * factor for piece, factor in pieces])
+
+
 def unquantized(linear: Linear, dtype: str) -> Linear:
     """Returns a matrix in full numbers."""
     if linear.scheme.is_plain:
@@ -307,11 +348,17 @@ def bias_parts(sizes: LinearSizes, linear: Linear) -> Iterator[WeightPart]:
     if linear.bias is None:
         return
     is_summed = sizes.shard is Shard.ROW
-    outputs = [sum(of_name) for _, of_name in sizes.stored]
-    biases = linear.bias.split_with_sizes(outputs)
-    for name, bias in zip(sizes.names, biases, strict=True):
-        pieces = _pieces(sizes) if len(sizes.names) == 1 else ()
-        yield WeightPart(f"{name}.bias", bias, on_one_rank=is_summed, pieces=pieces)
+    factors = sizes.bias_factors or (1.0,) * len(sizes.outputs)
+    is_single = len(sizes.names) == 1
+    by_name = [factors] if is_single else [(factor,) for factor in factors]
+    biases = linear.bias.split_with_sizes([sum(outputs) for _, outputs in sizes.stored])
+    parts = zip(sizes.stored, biases, by_name, strict=True)
+    for (name, outputs), bias, factors_of_name in parts:
+        pieces = _pieces(sizes) if is_single else ()
+        part = WeightPart(f"{name}.bias", bias, on_one_rank=is_summed, pieces=pieces)
+        if any(factor != 1 for factor in factors_of_name):
+            part = part.rearranged(partial(_multiplied, outputs, factors_of_name))
+        yield part
 
 
 def sublayer_norm_parts(

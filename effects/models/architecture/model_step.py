@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from minfer.effects.models.architecture.cache import PagedCache
+from minfer.effects.models.architecture.cache import LayerState, PagedCache
 from minfer.effects.models.architecture.product_context import ProductContext
 from minfer.effects.models.ranks import Communicator
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from minfer.effects.models.architecture.batch import Batch
+    from minfer.kernels.state_work import StateWork
 
 
 @frozen(eq=False)
@@ -23,6 +24,14 @@ class ModelStep:
     communicator: Communicator  # of the ranks that run it, each with its part
     products: ProductContext
     layer_inputs: "Tensor | None" = None  # [tokens, layers, width], if layers have some
+
+    def recurrence(self, index: int) -> tuple["StateWork", LayerState]:
+        """Returns the rows whose states the step moves on, and where layer `index` keeps
+        them. Raises ValueError for a batch without states.
+        """
+        if self.batch.states is None:
+            raise ValueError(f"layer {index} keeps a state, but the batch has no states")
+        return self.batch.states, self.cache.state(index)
 
     def select(self, tokens: "Tensor") -> "ModelStep":
         """Returns the step for some of the tokens: `tokens` [selected] are indices."""

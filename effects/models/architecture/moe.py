@@ -340,6 +340,7 @@ def _read_rule(
         by_logits=routing.weighs_inputs,
         normalise=reader.is_set(routing.normalise),
         min_sum=reader.positive(routing.min_sum) if routing.min_sum else 0.0,
+        added=routing.added,
         logit_cap=_logit_cap(reader, routing.logit_cap),
         scaling=reader.positive(routing.scaling, 1.0) if routing.scaling else 1.0,
         groups=groups,

@@ -19,6 +19,7 @@ from minfer.kernels.leaves import (
     ChosenExperts,
     ExpertRouter,
     Experts,
+    GateActivation,
     HeadGate,
     Linear,
     Norm,
@@ -156,8 +157,18 @@ def gate_heads(
     in place.
     """
     gates = norm_linear(hidden, norm, gate.linear, context)
+    apply_gates(attended, gates, gate.activation, context)
+
+
+def apply_gates(
+    attended: "Tensor",
+    gates: "Tensor",
+    activation: GateActivation,
+    context: ProductContext,
+) -> None:
+    """Multiply what attention returned with its gates, in place."""
     module = _module("head_gates" if context.on_gpu else "plain")
-    module.gate_heads(attended, gates, gate.activation)
+    module.gate_heads(attended, gates, activation)
 
 
 def route(x: "Tensor", router: ExpertRouter, context: ProductContext) -> ChosenExperts:

@@ -7,12 +7,14 @@ from typing import Final
 from minfer.effects.models.config_reader import ConfigReader
 
 _STATE_SPACE: Final = (
-    "mamba mamba2 falcon_mamba jamba bamba zamba zamba2 nemotron_h falcon_h1 "
-    "granitemoehybrid plamo2"
+    "mamba mamba2 falcon_mamba jamba bamba zamba zamba2 nemotron_h plamo2"
 )
 _RECURRENT: Final = (
-    "rwkv xlstm recurrent_gemma qwen3_next qwen3_5 qwen3_5_moe kimi_linear olmo_hybrid "
-    "minimax lfm2 lfm2_moe bailing_hybrid"
+    "rwkv xlstm recurrent_gemma kimi_linear olmo_hybrid minimax bailing_hybrid"
+)
+_HYBRIDS: Final = (
+    "models in which every layer is attention, and of those with recurrent layers "
+    "Qwen3-Next, Qwen3.5, Granite 4, Falcon-H1 and LFM2"
 )
 _ENCODERS: Final = (
     "bert roberta xlm-roberta camembert distilbert albert electra deberta deberta-v2 "
@@ -32,13 +34,13 @@ def _rows(kinds: str, description: str) -> Mapping[str, str]:
 KINDS: Final[Mapping[str, str]] = {
     **_rows(
         _STATE_SPACE,
-        "a state space model (or has state space layers), whose state between tokens has "
-        "no place in a KV cache of blocks; models in which every layer is attention work",
+        "a state space model (or has state space layers) of a form that has no kernels "
+        f"here; {_HYBRIDS} work",
     ),
     **_rows(
         _RECURRENT,
-        "recurrent (or has layers of linear attention or convolutions), whose state has "
-        "no place in a KV cache of blocks; models in which every layer is attention work",
+        "recurrent (or has layers of linear attention or convolutions) in a form that "
+        f"has no kernels here; {_HYBRIDS} work",
     ),
     **_rows(
         _ENCODERS, "an encoder, which does not generate text; causal language models work"

@@ -12,10 +12,17 @@ from attrs import evolve, frozen
 from minfer.effects.models.architecture.altup import AltUp
 from minfer.effects.models.architecture.kv_format import KvFormat
 from minfer.effects.models.architecture.layer_inputs import InputTable
-from minfer.effects.models.architecture.layers import Layer, LayerGroup, layer_groups
+from minfer.effects.models.architecture.layers import (
+    Attention,
+    FeedForward,
+    Layer,
+    LayerGroup,
+    layer_groups,
+)
 from minfer.effects.models.architecture.linear import LinearSizes, NormRule
 from minfer.effects.models.architecture.moe import MoE
 from minfer.effects.models.architecture.quantization import Quantization
+from minfer.effects.models.architecture.state_parts import DEFAULT_STATE_DTYPE
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.families.family import Family
 from minfer.effects.models.ranks import WHOLE_MODEL, RankInfo
@@ -53,6 +60,7 @@ class ModelSpec:
     long_factors: bool = False
     dtype: str  # of activations: the residual stream, norms, embeddings, logits
     _kv_dtype: str | None = None  # of the KV cache; None: the activations'
+    state_dtype: str = DEFAULT_STATE_DTYPE  # of the states of recurrent layers
     quantization: Quantization | None = None  # of the layers' matrices
     eos_ids: tuple[int, ...]
     norms: NormRule = NO_NORMS
@@ -117,9 +125,15 @@ class ModelSpec:
 
     def _check_stages(self) -> None:
         """Raise `UnsupportedModelError` for layers that need more than the residual
-        stream of the layers before them.
+        stream of the layers before them, and for states, which stages would have in
+        pages of different sizes.
         """
-        shares = any(layer.attention.shares_keys_of is not None for layer in self.layers)
+        if self.has_states:
+            raise UnsupportedModelError(
+                f"{self.family.architecture} cannot be divided into stages, as it has "
+                f"recurrent layers; use one (pipeline_parallel_size)"
+            )
+        shares = any(layer.shares_keys_of is not None for layer in self.layers)
         if self.input_table is not None or shares:
             raise UnsupportedModelError(
                 f"{self.family.architecture} cannot be divided into stages, as its "
@@ -183,11 +197,28 @@ class ModelSpec:
     @property
     def has_experts(self) -> bool:
         """Whether any layer is a mixture of experts."""
-        return any(isinstance(layer.feed_forward, MoE) for layer in self.layers)
+        return any(isinstance(feed, MoE) for feed in self.feed_forwards)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether any layer keeps a state of a sequence."""
+        return any(layer.state_parts for layer in self.layers)
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """Those of the layers that have one, in their order."""
+        attentions = (layer.attention for layer in self.layers)
+        return tuple(attention for attention in attentions if attention is not None)
+
+    @property
+    def feed_forwards(self) -> tuple[FeedForward, ...]:
+        """Those of the layers that have one, in their order."""
+        feeds = (layer.feed_forward for layer in self.layers)
+        return tuple(feed for feed in feeds if feed is not None)
 
     @property
     def groups(self) -> tuple[LayerGroup, ...]:
-        """The layers by their cache needs."""
+        """The layers with an attention by their cache needs."""
         return layer_groups(self.layers)
 
     @property
@@ -222,7 +253,7 @@ class ModelSpec:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """For each layer, how many keys up to its own a query attends to; None: all of
-        them.
+        """For each layer with an attention, how many keys up to its own a query attends
+        to; None: all of them.
         """
-        return tuple(layer.attention.window for layer in self.layers)
+        return tuple(attention.window for attention in self.attentions)

@@ -16,6 +16,7 @@ from minfer.effects.models.architecture.text_half import (
     is_multimodal,
     prefixed,
     read_text_half,
+    without_sections,
 )
 from minfer.effects.models.config_reader import (
     ConfigReader,
@@ -112,7 +113,8 @@ def _original_context(layers: tuple[Layer, ...], context: int) -> int | None:
     """Returns the tokens up to which the short factors of longrope hold; None: there are
     none, or they hold in the whole context.
     """
-    ropes = (layer.attention.rope for layer in layers)
+    attentions = (layer.attention for layer in layers)
+    ropes = (attention.rope for attention in attentions if attention is not None)
     originals = [
         rope.original for rope in ropes if rope is not None and rope.kind == "longrope"
     ]
@@ -149,7 +151,7 @@ def _unused_keys(layers: tuple[Layer, ...]) -> list[str]:
     return [
         prefix
         for index, layer in enumerate(layers)
-        if layer.attention.shares_keys_of is not None
+        if layer.shares_keys_of is not None
         for name in ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
         for prefix in prefixed(f"{layer_prefix(index)}self_attn.{name}")
     ]
@@ -168,7 +170,8 @@ def _family_of(config: Mapping[str, Any], source: str) -> TextHalf:
         half = TextHalf(_family(reader), config, OTHER_PARTS)
     else:
         _check_family(ConfigReader(half.config, source), half.family)
-    family, config = _variant(ConfigReader(half.config, source), half.family)
+    text = without_sections(half.family, half.config, source)
+    family, config = _variant(ConfigReader(text, source), half.family)
     return evolve(half, family=family, config=config)
 
 

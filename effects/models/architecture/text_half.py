@@ -71,8 +71,6 @@ def read_text_half(
             f"architecture {', '.join(names)} is not supported for model_type "
             f"{row.model_type!r}; {row.architecture} is"
         )
-    if family.positions.sections:
-        text = _without_sections(ConfigReader({**family.defaults, **text}, source), text)
     merged = {
         **TEXT_SIZES.get(kind, {}),
         **{key: value for key, value in text.items() if key != "architectures"},
@@ -95,11 +93,16 @@ def _text_config(row: Multimodal, outer: ConfigReader) -> Mapping[str, Any]:
     return text
 
 
-def _without_sections(reader: ConfigReader, text: Mapping[str, Any]) -> dict[str, Any]:
+def without_sections(
+    family: Family, text: Mapping[str, Any], source: str
+) -> Mapping[str, Any]:
     """Returns the fields of a text half without what they say of sections of positions
-    (M-RoPE), which are equal in text. Raises `ModelConfigError` for sections that do not
-    divide the pairs of rotated dimensions.
+    (M-RoPE), if the family has them: they are equal in text. Raises `ModelConfigError`
+    for sections that do not divide the pairs of rotated dimensions.
     """
+    if not family.positions.sections:
+        return text
+    reader = ConfigReader({**family.defaults, **text}, source)
     ropes = {name: text[name] for name in _ROPES if isinstance(text.get(name), dict)}
     for name, table in ropes.items():
         rope = ConfigReader(table, f"{reader.source}: {name}")

@@ -24,7 +24,9 @@ def read_windows(reader: ConfigReader, family: Family) -> tuple[int | None, ...]
 def _listed_windows(reader: ConfigReader, family: Family) -> tuple[int | None, ...]:
     """Returns the window of each layer, as a config lists them."""
     layers, window = reader.size("num_hidden_layers"), _window(reader, family)
-    kinds = reader.config.get("layer_types") if family.windows.where != "flag" else None
+    kinds = reader.config.get("layer_types")
+    if family.windows.where == "flag" or family.hybrid is not None:
+        kinds = None  # of a hybrid model, hybrid_layers.py reads them
     if kinds is None:
         return tuple(
             window if _slides(reader, family, i) else None for i in range(layers)
@@ -54,6 +56,8 @@ def read_rotated(
     """
     if family.positions.rotated_layers == "all":
         return (True,) * len(windows)
+    if family.positions.rotated_layers == "none":
+        return (False,) * len(windows)
     if family.positions.rotated_layers == "windowed":
         return tuple(window is not None for window in windows)
     return tuple(_is_listed(reader, layer) for layer in range(len(windows)))

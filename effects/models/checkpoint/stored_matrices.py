@@ -18,8 +18,9 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from minfer.effects.models.architecture.gqa import GQA
+from minfer.effects.models.architecture.layers import Sublayer
 from minfer.effects.models.architecture.linear import LinearSizes, WeightMaker
+from minfer.effects.models.architecture.mla import MLA
 from minfer.effects.models.architecture.quantization import Quantization
 from minfer.effects.models.architecture.spec import ModelSpec, layer_prefix
 from minfer.effects.models.checkpoint.tensor_names import model_names
@@ -108,29 +109,28 @@ def _with_outliers(spec: ModelSpec, folder: Path) -> Iterator[str]:
     """Yields the matrices that read norms with outliers."""
     matrices_by_norm: dict[str, tuple[LinearSizes, ...]] = {}
     for i, layer in enumerate(spec.layers):
-        attention = list(layer.attention.matrices[:1])
-        if isinstance(layer.attention, GQA) and layer.attention.gate_matrix:
-            attention.append(layer.attention.gate_matrix)
-        readers = [
-            matrix
-            for matrix in layer.feed_forward.matrices
-            if matrix.shard is Shard.COLUMN
-        ]
-        if layer.parallel and not layer.feed_forward.norms.before:
-            attention += readers  # they read the same norm
-        for norms, matrices in (
-            (layer.attention.norms, tuple(attention)),
-            (layer.feed_forward.norms, tuple(readers)),
-        ):
-            if norms.before:
-                name = f"{layer_prefix(i)}{norms.before_name}.weight"
-                matrices_by_norm[name] = matrices
+        name = ""
+        for sublayer in layer.sublayers:
+            # Without a norm of its own, it reads that of the sublayer before it.
+            if sublayer.norms.before:
+                name = f"{layer_prefix(i)}{sublayer.norms.before_name}.weight"
+                matrices_by_norm[name] = ()
+            if name:
+                matrices_by_norm[name] += _input_matrices(sublayer)
     for name, path in model_names(spec, _places(folder), {*matrices_by_norm}):
         if name not in matrices_by_norm or _outlier_ratio(spec, *path) <= MAX_NORM_RATIO:
             continue
         prefix = name[: name.rindex(".", 0, -len(".weight")) + 1]
         for sizes in matrices_by_norm[name]:
             yield from (prefix + matrix_name for matrix_name in sizes.names)
+
+
+def _input_matrices(sublayer: Sublayer) -> tuple[LinearSizes, ...]:
+    """Returns the matrices that multiply the normalised input of a sublayer."""
+    if isinstance(sublayer, MLA):
+        return sublayer.matrices[:1]
+    column = (sizes for sizes in sublayer.matrices if sizes.shard is Shard.COLUMN)
+    return tuple(column)
 
 
 def _outlier_ratio(spec: ModelSpec, path: Path, name: str) -> float:

@@ -91,9 +91,10 @@ def _narrow(spec: ModelSpec, config: Any) -> Iterator[ModelSpec]:
 
 def _narrowed(layer: Layer) -> Layer:
     """Returns the layer with a short window, if it has one."""
-    if layer.attention.window is None:
+    attention = layer.attention
+    if attention is None or attention.window is None:
         return layer
-    return evolve(layer, attention=evolve(layer.attention, window=CHECK_WINDOW))
+    return evolve(layer, attention=evolve(attention, window=CHECK_WINDOW))
 
 
 def _largest_error(spec: ModelSpec, model: Any, make_cache: CacheMaker) -> float:

@@ -39,7 +39,9 @@ class QkNorm:
 class HeadGateKeys:
     """Gates of what attention returns."""
 
-    name: str  # of the matrix in a layer of a checkpoint
+    # Of the matrix in a layer of a checkpoint; empty: each head has them behind its
+    # query, in the matrix of queries (Qwen3-Next).
+    name: str
     activation: GateActivation
     # The key of whether there is one of each head (true, "per-head") or of each of its
     # dimensions ("per-element"); empty: of each dimension.
@@ -99,9 +101,9 @@ class RopeBases:
 class Positions:
     """Rotary embedding, and what else depends on positions."""
 
-    # The layers whose heads are rotated: all, those with a window, or those that
+    # The layers whose heads are rotated: all, none, those with a window, or those that
     # `no_rope_layers` lists with 1 (default: all but each `no_rope_layer_interval`-th).
-    rotated_layers: Literal["all", "listed", "windowed"] = "all"
+    rotated_layers: Literal["all", "none", "listed", "windowed"] = "all"
     # Layers with and without windows have ropes of their own.
     bases: RopeBases | None = None
     partial: bool = False  # a part of a head's dimensions may turn

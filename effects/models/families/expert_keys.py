@@ -24,6 +24,7 @@ class Routing:
     best_two: bool = False
     normalise: bool | str = "norm_topk_prob"  # weights sum to 1
     min_sum: str = ""  # the key of the least sum that they are divided by
+    added: float = 1e-20  # to that sum
     scaling: str = ""  # the key of a factor of them
     weighs_inputs: bool = False  # they multiply what experts get (Llama 4)
 

@@ -1,18 +1,22 @@
-"""Rows of the family table: Falcon, of the Technology Innovation Institute. Falcon 3 is
-of Llama's form.
+"""Rows of the family table: Falcon and Falcon-H1, of the Technology Innovation Institute.
+Falcon 3 is of Llama's form.
 """
 
 from typing import Final
 
 from minfer.effects.models.families.attention_keys import Biases
+from minfer.effects.models.families.common import BIAS
 from minfer.effects.models.families.family import Family, Variant
 from minfer.effects.models.families.layer_keys import (
+    Factors,
     FeedForward,
     LayerExtras,
+    Multipliers,
     NormNames,
     Norms,
     StoredNames,
 )
+from minfer.effects.models.families.recurrent_keys import HybridLayers, Mamba2Keys
 from minfer.effects.models.parts import Renaming
 
 _PARALLEL: Final = {"extras": LayerExtras(parallel=True)}
@@ -31,6 +35,48 @@ _RENAMINGS: Final = {
     r"\.dense_h_to_4h\.": ".up_proj.",
     r"\.dense_4h_to_h\.": ".down_proj.",
 }
+_H1: Final = Family(
+    "FalconH1ForCausalLM",
+    "falcon_h1",
+    {
+        "max_position_embeddings": 8192,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "eos_token_id": 2,
+        "mamba_d_ssm": 1024,
+        "mamba_n_heads": 128,
+        "mamba_d_head": "auto",
+        "mamba_n_groups": 1,
+        "mamba_d_state": 256,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_conv_bias": True,
+        "mamba_norm_before_gate": True,
+    },
+    hybrid=HybridLayers(listed=(), every="both"),
+    recurrent=Mamba2Keys(
+        inner="mamba_d_ssm",
+        out_bias="projectors_bias",
+        out_norm="mamba_rms_norm",
+        norm_first="mamba_norm_before_gate",
+    ),
+    biases=Biases(qkv=BIAS, out=BIAS, mlp="mlp_bias"),
+    norms=Norms(names=NormNames(before_feed="pre_ff_layernorm")),
+    factors=Factors(embedding="embedding_multiplier", logits="lm_head_multiplier"),
+    multipliers=Multipliers(
+        keys="key_multiplier",
+        attention_input="attention_in_multiplier",
+        attention_result="attention_out_multiplier",
+        recurrent_input="ssm_in_multiplier",
+        recurrent_outputs="ssm_multipliers",
+        recurrent_result="ssm_out_multiplier",
+        feed_forward="mlp_multipliers",
+    ),
+    stored=StoredNames(
+        feed_forward="feed_forward",
+        renamings=(Renaming(r"\.final_layernorm\.", ".norm."),),
+    ),
+)
 ROWS: Final = (
     Family(
         "FalconForCausalLM",
@@ -97,4 +143,5 @@ ROWS: Final = (
             ),
         ),
     ),
+    _H1,
 )

@@ -7,6 +7,7 @@ there are. They are grouped by idea:
 attention_keys.py  biases, norms of heads, their number, scores, positions, windows
 layer_keys.py      norms, feed-forwards, what else is in a layer, factors, tensor names
 expert_keys.py     experts and the choice among them
+recurrent_keys.py  layers that keep a state instead of keys and values
 
 A value that is the key of a config's field is empty where the family has no such field. A
 `bool | str` is whether there is something, or the key of a flag that says so.
@@ -31,9 +32,11 @@ from minfer.effects.models.families.layer_keys import (
     Factors,
     FeedForward,
     LayerExtras,
+    Multipliers,
     Norms,
     StoredNames,
 )
+from minfer.effects.models.families.recurrent_keys import HybridLayers, RecurrentKeys
 from minfer.kernels.leaves import Activation
 
 
@@ -57,6 +60,9 @@ class Family:
     model_type: str
     defaults: Mapping[str, Any]  # config values that transformers assumes when absent
     attention: Literal["gqa", "mla"] = field(default="gqa", kw_only=True)
+    # None: all layers have an attention.
+    hybrid: HybridLayers | None = field(default=None, kw_only=True)
+    recurrent: RecurrentKeys | None = field(default=None, kw_only=True)
     # None: all layers are dense.
     experts: ExpertKeys | None = field(default=None, kw_only=True)
     activation: Activation = field(default="silu", kw_only=True)
@@ -70,6 +76,7 @@ class Family:
     feed_forward: FeedForward = field(factory=FeedForward, kw_only=True)
     extras: LayerExtras = field(factory=LayerExtras, kw_only=True)
     factors: Factors = field(factory=Factors, kw_only=True)
+    multipliers: Multipliers = field(factory=Multipliers, kw_only=True)
     stored: StoredNames = field(factory=StoredNames, kw_only=True)
     # Where a config has none, or null.
     eos_ids: tuple[int, ...] = field(default=(), kw_only=True)

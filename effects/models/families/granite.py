@@ -4,7 +4,7 @@ from typing import Final
 
 from attrs import evolve
 
-from minfer.effects.models.families.attention_keys import Biases, Scores
+from minfer.effects.models.families.attention_keys import Biases, Positions, Scores
 from minfer.effects.models.families.common import BIAS, LLAMA
 from minfer.effects.models.families.expert_keys import (
     ExpertKeys,
@@ -12,8 +12,9 @@ from minfer.effects.models.families.expert_keys import (
     SharedExperts,
     StoredExperts,
 )
-from minfer.effects.models.families.family import Family
-from minfer.effects.models.families.layer_keys import Factors
+from minfer.effects.models.families.family import Family, Variant
+from minfer.effects.models.families.layer_keys import Factors, FeedForward, StoredNames
+from minfer.effects.models.families.recurrent_keys import HybridLayers, Mamba2Keys
 
 _DENSE: Final = Family(
     "GraniteForCausalLM",
@@ -40,6 +41,11 @@ _EXPERTS: Final = ExpertKeys(
         ),
     ),
 )
+_SHARED: Final = SharedExperts(
+    width="shared_intermediate_size",
+    name="shared_mlp",
+    matrices=("input_linear", "output_linear"),
+)
 _SPARSE: Final = evolve(
     _DENSE,
     architecture="GraniteMoeForCausalLM",
@@ -55,14 +61,52 @@ ROWS: Final = (
         _SPARSE,
         architecture="GraniteMoeSharedForCausalLM",
         model_type="granitemoeshared",
-        experts=evolve(
-            _EXPERTS,
-            shared=SharedExperts(
-                width="shared_intermediate_size",
-                name="shared_mlp",
-                matrices=("input_linear", "output_linear"),
+        experts=evolve(_EXPERTS, shared=_SHARED),
+        defaults={**_SPARSE.defaults, "shared_intermediate_size": 0},
+    ),
+    evolve(  # Granite 4
+        _SPARSE,
+        architecture="GraniteMoeHybridForCausalLM",
+        model_type="granitemoehybrid",
+        experts=evolve(_EXPERTS, shared=_SHARED),
+        defaults={
+            **_SPARSE.defaults,
+            "shared_intermediate_size": 1024,
+            "mamba_n_heads": 128,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 256,
+            "mamba_d_head": "auto",
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_conv_bias": True,
+        },
+        hybrid=HybridLayers(
+            listed=("layer_types", "layers_block_type"),
+            names={
+                "attention": "attention",
+                "full_attention": "attention",
+                "mamba": "recurrent",
+                "linear_attention": "recurrent",
+            },
+        ),
+        recurrent=Mamba2Keys(),
+        positions=Positions(rotated_layers="none"),
+        variants=(
+            Variant(
+                when={"position_embedding_type": "rope"}, row={"positions": Positions()}
+            ),
+            Variant(
+                when={"num_local_experts": 0},
+                row={
+                    "experts": None,
+                    "feed_forward": FeedForward(width="shared_intermediate_size"),
+                    "stored": StoredNames(
+                        feed_forward="shared_mlp",
+                        gate_up="input_linear",
+                        down="output_linear",
+                    ),
+                },
             ),
         ),
-        defaults={**_SPARSE.defaults, "shared_intermediate_size": 0},
     ),
 )

@@ -37,6 +37,10 @@ class FeedForward:
     """The width of dense feed-forwards."""
 
     width: str = "intermediate_size"  # its key
+    first_width: str = ""  # a key that has priority
+    # The flag of whether the width is two thirds of it, times `block_ffn_dim_multiplier`,
+    # rounded up to a multiple of `block_multiple_of` (LFM2).
+    adjusted: str = ""
     # The width as a multiple of the residual stream's, where no config value says it; 0:
     # one has to.
     default_ratio: int = 0
@@ -79,6 +83,20 @@ class Factors:
 
 
 @frozen(kw_only=True)
+class Multipliers:
+    """Keys of factors within sublayers (Falcon-H1)."""
+
+    keys: str = ""  # of keys of attention
+    attention_input: str = ""
+    attention_result: str = ""
+    recurrent_input: str = ""
+    # Of the outputs of the recurrent sublayer's first product, a list.
+    recurrent_outputs: str = ""
+    recurrent_result: str = ""
+    feed_forward: str = ""  # of gates, before the activation, and of results: a list
+
+
+@frozen(kw_only=True)
 class StoredNames:
     """Names of tensors in checkpoints."""
 
@@ -88,6 +106,7 @@ class StoredNames:
     qkv: str = ""
     qkv_by_key_head: bool = False
     gate_up: str = ""
+    down: str = "down_proj"
     feed_forward: str = "mlp"  # how names of a feed-forward's begin in a layer
     # How names begin of tensors of other parts, such as those that predict further
     # tokens.

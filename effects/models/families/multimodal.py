@@ -80,6 +80,18 @@ _ROWS: Final = (
         other_parts=("visual.",),
     ),
     Multimodal(
+        architecture="Qwen3_5ForConditionalGeneration",
+        model_type="qwen3_5",
+        texts=("qwen3_5_text",),
+        other_parts=("visual.",),
+    ),
+    Multimodal(
+        architecture="Qwen3_5MoeForConditionalGeneration",
+        model_type="qwen3_5_moe",
+        texts=("qwen3_5_moe_text",),
+        other_parts=("visual.",),
+    ),
+    Multimodal(
         architecture="Glm4vForConditionalGeneration",
         model_type="glm4v",
         texts=("glm4v_text",),

@@ -2,14 +2,26 @@
 
 from typing import Final
 
-from minfer.effects.models.families.attention_keys import Biases, QkNorm, Windows
+from attrs import evolve
+
+from minfer.effects.models.families.attention_keys import (
+    Biases,
+    HeadGateKeys,
+    HeadKeys,
+    Positions,
+    QkNorm,
+    Windows,
+)
 from minfer.effects.models.families.common import BIAS
 from minfer.effects.models.families.expert_keys import (
     ExpertKeys,
+    Routing,
     SharedExperts,
     SparseLayers,
 )
 from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.layer_keys import Norms, StoredNames
+from minfer.effects.models.families.recurrent_keys import GatedDeltaKeys, HybridLayers
 
 _QWEN: Final = {"max_position_embeddings": 32768, "num_key_value_heads": 32}
 _QWEN2: Final = _QWEN | {"sliding_window": 4096, "max_window_layers": 28}
@@ -21,6 +33,71 @@ SPARSE_AND_DENSE: Final = SparseLayers(
 _QWEN_EXPERTS: Final = ExpertKeys(
     count=("num_experts", "num_local_experts"),
     sparse=SPARSE_AND_DENSE,
+)
+_SHARED_EXPERT: Final = SharedExperts(
+    width="shared_expert_intermediate_size", gate=True, name="mlp.shared_expert"
+)
+# Of Qwen3-Next and 3.5: gated delta nets, and every few layers gated attention.
+_DELTA: Final = {
+    "max_position_embeddings": 32768,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_NEXT: Final = Family(
+    "Qwen3NextForCausalLM",
+    "qwen3_next",
+    _DELTA
+    | _SPARSE
+    | {
+        "num_key_value_heads": 2,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts_per_tok": 10,
+        "num_experts": 512,
+        "norm_topk_prob": True,
+    },
+    hybrid=HybridLayers(interval="full_attention_interval"),
+    recurrent=GatedDeltaKeys(by_key_head=True),
+    biases=Biases(qkv=BIAS, out=BIAS),
+    qk_norm=QkNorm(present=True),
+    heads=HeadKeys(gate=HeadGateKeys(name="", activation="sigmoid")),
+    positions=Positions(partial=True),
+    norms=Norms(offset=True),
+    experts=ExpertKeys(
+        count=("num_experts",), sparse=SPARSE_AND_DENSE, shared=_SHARED_EXPERT
+    ),
+    stored=StoredNames(skipped=("mtp.",)),
+)
+# Published as text halves (multimodal.py).
+_DELTA_35: Final = evolve(
+    _NEXT,
+    architecture="Qwen3_5ForCausalLM",
+    model_type="qwen3_5_text",
+    defaults=_DELTA | {"num_key_value_heads": 4},
+    recurrent=GatedDeltaKeys(by_key_head=False),
+    positions=Positions(partial=True, sections=True),
+    experts=None,
+)
+_DELTA_35_MOE: Final = evolve(
+    _DELTA_35,
+    architecture="Qwen3_5MoeForCausalLM",
+    model_type="qwen3_5_moe_text",
+    defaults=_DELTA
+    | {
+        "num_key_value_heads": 2,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts_per_tok": 8,
+        "num_experts": 256,
+    },
+    experts=ExpertKeys(
+        count=("num_experts",), routing=Routing(normalise=True), shared=_SHARED_EXPERT
+    ),
 )
 ROWS: Final = (
     Family(
@@ -58,11 +135,7 @@ ROWS: Final = (
         experts=ExpertKeys(
             count=("num_experts",),
             sparse=SPARSE_AND_DENSE,
-            shared=SharedExperts(
-                width="shared_expert_intermediate_size",
-                gate=True,
-                name="mlp.shared_expert",
-            ),
+            shared=_SHARED_EXPERT,
         ),
     ),
     Family(
@@ -82,4 +155,7 @@ ROWS: Final = (
         qk_norm=QkNorm(present=True),
         experts=_QWEN_EXPERTS,
     ),
+    _NEXT,
+    _DELTA_35,
+    _DELTA_35_MOE,
 )

@@ -15,6 +15,7 @@ from minfer.effects.models.families import (
     granite,
     hunyuan,
     laguna,
+    lfm,
     llama,
     mimo,
     minimax,
@@ -54,6 +55,7 @@ _ROWS: Final = (
     *stablelm.ROWS,
     *falcon.ROWS,
     *starcoder.ROWS,
+    *lfm.ROWS,
 )
 # Other names of a `model_type`: Kimi K2 is DeepSeek-V3 with other sizes.
 MODEL_TYPE_ALIASES: Final[Mapping[str, str]] = {"kimi_k2": "deepseek_v3"}

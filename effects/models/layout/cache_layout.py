@@ -16,16 +16,24 @@ values stand side by side in a token's part of it (`LayerPlace.share`). Gemma 4 
 8,192 numbers of a token in its 50 layers with a window, and 4,096 in the 10 without, two
 of which share a slot: in pages of 5 slots a block takes 10 pages and 1. Layers that read
 the keys of another one have its place.
+
+Recurrent layers keep a state instead, which is a bundle of the same pages; they are the
+last group (state_layout.py).
 """
 
 from collections.abc import Iterable
 from math import ceil
 from typing import Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from minfer.effects.models.architecture.spec import ModelSpec
-from minfer.records.config import CacheGroup
+from minfer.effects.models.layout.shapes import layer_kv_bytes_per_token
+from minfer.effects.models.layout.state_layout import (
+    StateLayout,
+    state_layout,
+)
+from minfer.records.config import CacheGroup, EngineConfig
 from minfer.values.checks import ConfigError
 
 MAX_SIZE_RATIO: Final = (
@@ -49,17 +57,37 @@ class CacheLayout:
 
     groups: tuple[CacheGroup, ...]
     layers_a_page: int  # of the largest kind: slots
-    places: tuple[LayerPlace, ...]  # of each layer
+    places: tuple[LayerPlace | None, ...]  # of each layer; None: it has no attention
+    states: StateLayout | None = None  # of recurrent layers, whose group is the last
+
+    @property
+    def block_groups(self) -> tuple[CacheGroup, ...]:
+        """The groups of layers that keep blocks of tokens."""
+        return self.groups if self.states is None else self.groups[:-1]
+
+    @property
+    def state_pages(self) -> int:
+        """The pages of a state; 0: there are no recurrent layers."""
+        return 0 if self.states is None else self.states.pages
 
     @property
     def tables(self) -> int:
-        """Block tables of a row: one for each page of a bundle, over all groups."""
-        return sum(group.pages for group in self.groups)
+        """Block tables of a row: one for each page of a block, over all groups."""
+        return sum(group.pages for group in self.block_groups)
+
+    def place(self, index: int) -> LayerPlace:
+        """Returns where the keys of the layer `index` are. Raises TypeError if it has no
+        attention.
+        """
+        place = self.places[index]
+        if place is None:
+            raise TypeError(f"layer {index} has no attention")
+        return place
 
     @property
     def padding(self) -> float:
         """The share of a block's pages that no layer uses."""
-        used = {(place.table, place.slot) for place in self.places}
+        used = {(place.table, place.slot) for place in self.places if place is not None}
         return 1 - len(used) / (self.tables * self.layers_a_page)
 
 
@@ -70,7 +98,7 @@ def one_group(spec: ModelSpec) -> CacheLayout:
     windows = spec.windows
     window = 0 if None in windows else max(filter(None, windows), default=0)
     window = window if window > 1 else 0  # of one token, blocks are not given back
-    sinks = max(layer.attention.sink_tokens for layer in spec.layers) if window else 0
+    sinks = max(attention.sink_tokens for attention in spec.attentions) if window else 0
     count, slots = _slots(spec, range(len(spec.layers)))
     places = (LayerPlace(0, *slots[index]) for index in slots)
     return CacheLayout(
@@ -82,8 +110,9 @@ def cache_layout(spec: ModelSpec) -> CacheLayout:
     """Returns the layout of a model, its groups in the order of their first layers."""
     members: dict[tuple[int | None, int], list[int]] = {}
     for index, layer in enumerate(spec.layers):
-        reads = layer.attention.window, layer.attention.sink_tokens
-        members.setdefault(reads, []).append(index)
+        if layer.attention is not None:
+            reads = layer.attention.window, layer.attention.sink_tokens
+            members.setdefault(reads, []).append(index)
     if len(members) == 1:
         return one_group(spec)
     slots_of = {reads: _slots(spec, indexes) for reads, indexes in members.items()}
@@ -112,7 +141,7 @@ def _slots(
     count = 0
     for index in indexes:
         attention = spec.layers[index].attention
-        if attention.shares_keys_of is not None:
+        if attention is None or attention.shares_keys_of is not None:
             continue
         slot, share = next_place.get(attention.layers_a_slot, (count, 0))
         count = max(count, slot + 1)
@@ -125,28 +154,68 @@ def _slots(
 
 def _with_sharing(
     spec: ModelSpec, places: Iterable[LayerPlace]
-) -> tuple[LayerPlace, ...]:
+) -> tuple[LayerPlace | None, ...]:
     """Returns the places of all layers, given those of the layers with keys of their
     own.
     """
-    own_places, of_layers = iter(places), list[LayerPlace]()
+    own_places, of_layers = iter(places), list[LayerPlace | None]()
     for layer in spec.layers:
-        source = layer.attention.shares_keys_of
-        of_layers.append(next(own_places) if source is None else of_layers[source])
+        source = layer.shares_keys_of
+        if layer.attention is None:
+            of_layers.append(None)
+        else:
+            of_layers.append(next(own_places) if source is None else of_layers[source])
     return tuple(of_layers)
 
 
-def layout_for(spec: ModelSpec, groups: tuple[CacheGroup, ...]) -> CacheLayout:
+def with_states(layout: CacheLayout, spec: ModelSpec, block_size: int) -> CacheLayout:
+    """Returns a layout with the group of a model's recurrent layers, if it has any.
+    Raises ConfigError if pages are too small for them.
+    """
+    if not spec.has_states:
+        return layout
+    states = state_layout(spec, _number_bytes(spec, layout, block_size), block_size)
+    group = CacheGroup(state=True, pages=states.pages)
+    return evolve(layout, groups=(*layout.groups, group), states=states)
+
+
+def plain_layout(spec: ModelSpec, block_size: int) -> CacheLayout:
+    """Returns the layout with one table for all layers that keep blocks. Raises as
+    `with_states`.
+    """
+    return with_states(one_group(spec), spec, block_size)
+
+
+def page_bytes(spec: ModelSpec, layout: CacheLayout, block_size: int) -> int:
+    """Returns the bytes of a page of the cache, scales included."""
+    size = layout.layers_a_page * layer_kv_bytes_per_token(spec) * block_size
+    if layout.states is None:
+        return size
+    return size - _number_bytes(spec, layout, block_size) + layout.states.page_bytes
+
+
+def _number_bytes(spec: ModelSpec, layout: CacheLayout, block_size: int) -> int:
+    """Returns the bytes of keys and values in a page, without scales."""
+    scale_bytes = max(kv_format.scale_bytes for kv_format in spec.kv_formats)
+    token_bytes = layer_kv_bytes_per_token(spec) - scale_bytes
+    return layout.layers_a_page * token_bytes * block_size
+
+
+def layout_for(spec: ModelSpec, config: EngineConfig) -> CacheLayout:
     """Returns the layout of a model in an engine with these groups. Raises ConfigError if
     it has none.
     """
+    groups = config.block_groups
     if len(groups) == 1 and groups[0].pages == 1:
-        return one_group(spec)
-    layout = cache_layout(spec)
-    if layout.groups != groups:
+        layout = with_states(one_group(spec), spec, config.block_size)
+        is_same = layout.state_pages == config.state_pages
+    else:
+        layout = with_states(cache_layout(spec), spec, config.block_size)
+        is_same = layout.groups == config.groups
+    if not is_same:
         raise ConfigError(
             f"groups: this model's layers are of {list(layout.groups)}, not of "
-            f"{list(groups)}"
+            f"{list(config.groups)}"
         )
     return layout
 

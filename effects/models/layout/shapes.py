@@ -24,6 +24,9 @@ MAX_CAPTURED_WORK: Final = 2.8e11
 # Of masks on the CPU: those that are made at once, and of a decode row at most.
 MAX_MASK_NUMBERS: Final = 1 << 22
 MAX_PADDED_NUMBERS: Final = 4096
+# Of rows' states of a layer, in float32 on the CPU: as they are gathered, with what is
+# added to them, and as they are scattered.
+STATE_COPIES: Final = 3
 # Bytes for each token of the vocabulary in rejection sampling: of as many rows as
 # kernels/reject.py works on at once.
 REJECTION_BYTES_PER_ID: Final = 16 * 128
@@ -56,7 +59,7 @@ def weight_bytes(spec: ModelSpec, *, cuda: bool) -> int:
     if spec.input_table is not None:
         num_float32 += spec.input_table.width * spec.norms.wide
     num_others = parameter_count(spec) - elements - num_float32
-    num_units = sum(layer.attention.unit_elements for layer in spec.layers)
+    num_units = sum(attention.unit_elements for attention in spec.attentions)
     return stored + num_others * element + (num_float32 + num_units) * 4
 
 
@@ -141,7 +144,8 @@ def activation_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     )
     feed_forward = _widest_feed_forward(spec) * element
     rows = (2 + _branch_rows(spec) + _stream_rows(spec)) * spec.hidden_size
-    token = rows * element + max(attention, feed_forward)
+    mixing = _mixing_bytes(spec, attention, element)
+    token = rows * element + max(mixing, feed_forward)
     token += _layer_input_elements(spec) * element
     # Logits, their float32 copy, noise, a sorted or masked copy, a shaped one.
     row = spec.vocab_size * (element + 4 * 4)
@@ -151,7 +155,35 @@ def activation_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     rows = sizes.max_num_seqs + drafts
     step = tokens * token + mask_bytes(spec, sizes, tokens) + rows * row + rope
     others = dequantized_bytes(spec) + capped_score_bytes(spec, sizes)
+    others += sizes.max_num_seqs * _state_copies_bytes(spec)
     return step + rejection_bytes(spec, sizes) + others
+
+
+def _mixing_bytes(spec: ModelSpec, attention: int, element: int) -> int:
+    """Returns a token's bytes at the widest place of attention, for which it takes
+    `attention`, and of recurrent sublayers, which may be beside one.
+    """
+    recurrent = [layer for layer in spec.layers if layer.recurrent is not None]
+    widest = max(
+        (
+            layer.recurrent.activation_bytes(element)
+            for layer in recurrent
+            if layer.recurrent is not None
+        ),
+        default=0,
+    )
+    if any(layer.attention is not None for layer in recurrent):
+        return attention + widest
+    return max(attention, widest)
+
+
+def _state_copies_bytes(spec: ModelSpec) -> int:
+    """Returns the bytes of a row's state of one layer as the CPU works on it."""
+    elements = (
+        sum(part.units * part.unit_elements for part in layer.state_parts)
+        for layer in spec.layers
+    )
+    return STATE_COPIES * 4 * max(elements)
 
 
 def dequantized_bytes(spec: ModelSpec) -> int:
@@ -209,11 +241,11 @@ def cuda_activation_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> 
     rows = max(64, sizes.max_num_seqs * 5 // 4) + 32 + drafts  # padding included
     attentions = [group.attention for group in spec.groups]
     max_attention = max(attention.cuda_activation_elements for attention in attentions)
-    widest = max(max_attention, _widest_feed_forward(spec))
+    mixing = _mixing_bytes(spec, max_attention * element, element)
+    widest = max(mixing, _widest_feed_forward(spec) * element)
     rows_of_token = 3 + _branch_rows(spec) + _stream_rows(spec)
-    token = element * (
-        rows_of_token * spec.hidden_size + widest + _layer_input_elements(spec)
-    )
+    row_elements = rows_of_token * spec.hidden_size + _layer_input_elements(spec)
+    token = element * row_elements + widest
     # And the ids that top-k and top-p keep, and shaped ones in float32.
     logits = spec.vocab_size * (element + 4 + 4)
     tables = 4 * sizes.max_num_seqs * (sizes.max_model_len // sizes.block_size + 1)
@@ -332,4 +364,5 @@ def _stream_rows(spec: ModelSpec) -> int:
 
 def _widest_feed_forward(spec: ModelSpec) -> int:
     """Returns the elements of a token at the widest place of a feed-forward."""
-    return max(layer.feed_forward.activation_elements for layer in spec.layers)
+    feed_forwards = spec.feed_forwards
+    return max((feed.activation_elements for feed in feed_forwards), default=0)

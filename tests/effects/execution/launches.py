@@ -32,6 +32,7 @@ from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.checkpoint.random_weights import random_weights
 from minfer.effects.models.families.attention_keys import HeadGateKeys
+from minfer.effects.models.layout.cache_layout import plain_layout
 from minfer.effects.models.layout.shapes import captured_tokens
 from minfer.effects.models.ranks import (
     SINGLE_RANK,
@@ -50,6 +51,7 @@ from tests.effects.tiny_families import VARIANTS, written
 from tests.effects.tiny_model import CONFIG, with_attention, with_windows
 from tests.kernels import specialization
 
+BLOCK: Final = 16
 VOCAB: Final = 5000  # three chunks of the sampler, a number that nothing divides
 BASE: Final = parse_spec({**CONFIG, "vocab_size": VOCAB, "torch_dtype": "bfloat16"})
 SMALLER: Final = evolve(
@@ -69,6 +71,16 @@ FAMILIES: Final = {
         (("Falcon", "two norms"), "bfloat16"),
         (("Cohere", "norms of heads"), "float16"),
         (("Gemma3n", "all"), "bfloat16"),
+    )
+}
+# Gated delta nets, and Mamba 2.
+RECURRENT: Final = {
+    key[0]: parse_spec(
+        written(key[0], VARIANTS[key] | {"vocab_size": VOCAB}), dtype=dtype
+    )
+    for key, dtype in (
+        (("Qwen3_5", "plain"), "bfloat16"),
+        (("GraniteMoeHybrid", "dense"), "float32"),
     )
 }
 HOPPER: Final = (9, 0)
@@ -161,6 +173,8 @@ CASES: Final = {
     "parallel": Case(FAMILIES["Cohere"], captured=128),
     "streams": Case(FAMILIES["Gemma3n"], captured=128),
     "int8": Case(evolve(BASE, kv_dtype="int8"), captured=128),
+    "delta": Case(RECURRENT["Qwen3_5"], captured=128),
+    "Mamba": Case(RECURRENT["GraniteMoeHybrid"], graphs=False),
     "wide": Case(
         with_attention(BASE, heads=4, kv_heads=4, head_dim=256), capability=(8, 6)
     ),
@@ -260,13 +274,14 @@ def report(name: str) -> dict[str, Any]:
     """What came of a case."""
     case = CASES[name]
     config = EngineConfig(
-        num_blocks=600,
-        block_size=16,
+        num_blocks=600 if not case.spec.has_states else 2000,
+        block_size=BLOCK,
         max_model_len=160,
         max_num_seqs=case.seqs,
         max_num_batched_tokens=case.budget,
         vocab_size=VOCAB,
         speculation=case.speculation,
+        groups=plain_layout(case.spec, BLOCK).groups,
     )
     before, launches = foreseen(case, config), launched(case, config)
     return {

@@ -44,7 +44,8 @@ class Caches:
 
     def parts(self, pages: int, slices: int = 1) -> list[PagedTensor]:
         assert slices == 1
-        return [PagedTensor.of(self.one, 1, pages), PagedTensor.of(self.two, 2, pages)]
+        views = self.one.movedim(1, 0), self.two.movedim(2, 0)
+        return [PagedTensor.of(view, pages) for view in views]
 
     def page(self, number: int) -> tuple[Tensor, Tensor]:
         pages = self.one.float().select(1, number)

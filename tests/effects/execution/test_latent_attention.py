@@ -174,6 +174,6 @@ def test_what_latents_save() -> None:
     left = {}
     for key_heads in (4, 8, 16):
         config = {**PUBLISHED["Qwen3-30B-A3B"], "num_key_value_heads": key_heads}
-        plain = parse_spec(config).layers[0].attention
+        plain = parse_spec(config).attentions[0]
         left[key_heads] = latent.kv_elements / plain.kv_elements
     assert left == {4: 0.5625, 8: 0.28125, 16: 0.140625}

@@ -36,7 +36,9 @@ def test_pages_come_back_as_they_were(dtype: torch.dtype) -> None:
     cache = torch.randn(2, 11, 4, device=DEVICE).to(dtype)
     two = torch.randn(1, 2, 11, 3, device=DEVICE)
     before = cache.clone(), two.clone()
-    copier = PageCopier([PagedTensor.of(cache, 1, 8), PagedTensor.of(two, 2, 8)])
+    copier = PageCopier(
+        [PagedTensor.of(cache.movedim(1, 0), 8), PagedTensor.of(two.movedim(2, 0), 8)]
+    )
     try:
         pages, slots = (7, 2, 9, 3, 4), (0, 1, 2, 6, 4)
         assert ended(copier, Move(5, TransferKind.STORE_TO_HOST, pages, slots)) == Moved(
@@ -59,7 +61,7 @@ def test_pages_come_back_as_they_were(dtype: torch.dtype) -> None:
 
 
 def test_a_copy_that_fails_is_lost_and_others_go_on() -> None:
-    copier = PageCopier([PagedTensor.of(torch.zeros(1, 4, 2, device=DEVICE), 1, 4)])
+    copier = PageCopier([PagedTensor.of(torch.zeros(4, 1, 2, device=DEVICE), 4)])
     try:
         lost = ended(copier, Move(1, TransferKind.STORE_TO_HOST, (0,), (9,)))
         assert isinstance(lost, Lost)

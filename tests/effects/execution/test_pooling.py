@@ -18,6 +18,7 @@ from minfer.effects.execution.packing.pooling import PooledChunk, Vectors
 from minfer.effects.execution.running.plan_launcher import unsupported_request
 from minfer.effects.live.input_processing.input_processor import SchedulingHints
 from minfer.effects.text.output_processor import OutputProcessor
+from minfer.records.config import EngineConfig
 from minfer.records.messages import Preempted
 from minfer.records.plan import NewRow, Plan
 from minfer.records.request import MEAN, POOLINGS
@@ -266,10 +267,12 @@ PLAN: Final = Plan(
 
 
 def test_what_cannot_be_pooled_is_refused_by_name() -> None:
-    assert unsupported_request(PLAN) == ""
-    assert "begins in the middle" in unsupported_request(evolve(PLAN, starts=(4,)))
+    config = EngineConfig(num_blocks=8)
+    assert unsupported_request(PLAN, config) == ""
+    in_the_middle = unsupported_request(evolve(PLAN, starts=(4,)), config)
+    assert "begins in the middle" in in_the_middle
     other_plan = evolve(PLAN, opens=(evolve(OPENED, pooling="cls"),))
-    assert "by last or mean, not 'cls'" in unsupported_request(other_plan)
+    assert "by last or mean, not 'cls'" in unsupported_request(other_plan, config)
 
 
 def test_states_that_are_not_finite_name_their_request() -> None:

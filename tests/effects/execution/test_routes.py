@@ -14,11 +14,13 @@ from minfer.effects.execution.device.routes import (
 from minfer.effects.models.architecture.attention_window import with_attention_window
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.spec_reader import parse_spec
+from minfer.effects.models.architecture.state_parts import StatePart
 from minfer.kernels.attention_tunes import num_splits
 from minfer.kernels.mla_tunes import latent_splits
 from minfer.records.config import EngineConfig
 from tests.effects.published_configs import PUBLISHED
 from tests.effects.setup.test_memory import QWEN_05B
+from tests.effects.stateful import with_parts
 from tests.effects.tiny_model import (
     gqa_of,
     with_attention,
@@ -184,3 +186,10 @@ def test_kernels_that_are_compiled_apart_have_keys_of_their_own() -> None:
     # Merging is compiled for each power of two.
     assert latents.variants(8, (5,)) == latents.variants(1, (8,))
     assert latents.variants(8, (5,)) != latents.variants(8, (4,))
+
+
+def test_what_serves_recurrent_layers_is_described() -> None:
+    assert "recurrent layers" not in dict(made().described())
+    part = StatePart("heads", 2, (4, 4), "state")
+    recurrent = with_parts(QWEN_05B, (part,), ())
+    assert dict(made(recurrent).described())["recurrent layers"].startswith("Triton; ")

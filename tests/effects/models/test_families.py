@@ -26,11 +26,17 @@ from minfer.effects.models.layout.shapes import parameter_count
 from tests.effects.tiny_families import VARIANTS, WINDOW, save
 from tests.effects.tiny_model import (
     BesideTheirs,
+    cache_with_states,
     decode_batch,
     read_spec,
+    state_tables,
+    with_attention,
 )
 
 BLOCK = 4
+# What transformers' float32 differs by from its float64 in gated delta nets: it computes
+# them in chunks, and norms of results amplify the difference. Ours differs by less.
+RECURRENT_ROUNDING = 2e-3
 OPTIONS = {
     key: config for key, config in VARIANTS.items() if not key[1].startswith("rope ")
 }
@@ -72,9 +78,9 @@ def sequence(length: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(160), k=length)
 
 
-def close(logits: Tensor, expected: Tensor) -> None:
+def close(logits: Tensor, expected: Tensor, atol: float = 4e-4) -> None:
     # Experts amplify the rounding of what they are chosen by.
-    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=4e-4)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=atol)
     assert torch.equal(logits.argmax(-1), expected.argmax(-1))
 
 
@@ -103,7 +109,8 @@ def test_chunks_and_decodes_give_transformers_logits(
     ids = list(range(60))
     random.Random(0).shuffle(ids)
     tables = [[ids.pop() for _ in range(-(-length // BLOCK))] for length in lengths]
-    kv_cache = make_cache(model.spec, 60, BLOCK, "float32", max_model_len=80)
+    states = state_tables(model.spec, BLOCK, 60, len(texts))
+    kv_cache = cache_with_states(model.spec, 60, BLOCK, states, max_model_len=80)
     text_logits = [model.logits(text) for text in texts]
     computed = [0] * len(texts)
     while any(
@@ -115,14 +122,13 @@ def test_chunks_and_decodes_give_transformers_logits(
             if computed[i] < len(text):
                 forget(model.spec, kv_cache, tables[i], computed[i])
                 end = next((cut for cut in cuts[i] if cut > computed[i]), computed[i] + 1)
-                rows.append(
-                    BatchRow(
-                        text[computed[i] : end], computed[i], tables[i], end - computed[i]
-                    )
-                )
+                start, count = computed[i], end - computed[i]
+                new = text[start:end]
+                rows.append(BatchRow(new, start, tables[i], count, states[i]))
                 expected.append(text_logits[i][computed[i] : end])
                 computed[i] = end
-        close(model.run(kv_cache, rows), torch.cat(expected))
+        atol = RECURRENT_ROUNDING if model.spec.has_states else 4e-4
+        close(model.run(kv_cache, rows), torch.cat(expected), atol)
 
 
 @pytest.mark.long
@@ -162,11 +168,7 @@ def test_windows_matter_and_are_transformers_own(key: tuple[str, str], pair: Any
     ids, table = sequence(60, 1), list(range(15))
     kv_cache = make_cache(model.spec, 15, BLOCK, "float32")
     [windowed] = model.run(kv_cache, [BatchRow(ids, 0, table)])
-    full_layers = tuple(
-        evolve(layer, attention=evolve(layer.attention, window=None))
-        for layer in model.spec.layers
-    )
-    full = evolve(model, spec=evolve(model.spec, layers=full_layers))
+    full = evolve(model, spec=with_attention(model.spec, window=None))
     [unwindowed] = full.run(
         make_cache(full.spec, 15, BLOCK, "float32"), [BatchRow(ids, 0, table)]
     )

@@ -29,6 +29,13 @@ RICH = {
     "Mistral4": "groups",
     "Qwen2Moe": "windows",
     "Qwen3Moe": "windows",
+    "GraniteMoeHybrid": "multipliers",
+    "FalconH1": "multipliers",
+    "Lfm2": "adjusted",
+    "Lfm2Moe": "no biases",
+    "Qwen3Next": "listed",
+    "Qwen3_5": "listed",
+    "Qwen3_5Moe": "listed",
     "Glm4Moe": "groups",
     "DeepseekV2": "groups",
     "DeepseekV3": "groups",
@@ -71,12 +78,17 @@ OTHER: dict[str, Any] = {  # values for fields that are absent
     "no_rope_layers": [0, 1, 1],
     "mlp_only_layers": [1],
     "moe_layers": [1],
+    "full_attn_idxs": [1],
     "mlp_layer_types": ["dense", "dense", "sparse"],
     "layer_types": ["full_attention", "sliding_attention", "full_attention"],
     "first_k_dense_replace": 2,
     "moe_layer_end_index": 1,
     "gating": "per-head",
     "num_attention_heads_per_layer": [4, 8, 2],
+    "position_embedding_type": "nope",
+    "mlp_multipliers": [0.8, 0.9],
+    "ssm_multipliers": [0.7, 0.7, 0.7, 0.7, 0.7],
+    "time_step_limit": [0.1, 0.8],
     "topk_group": 3,
     "n_group": 2,
     "topk_method": "unknown",
@@ -101,7 +113,11 @@ MORE: dict[str, dict[str, Any]] = {
 
 # Further ones, for fields that exclude others.
 BESIDE: dict[str, list[dict[str, Any]]] = {
-    "Falcon": [written("Falcon", VARIANTS["Falcon", "one key head"])]
+    "Falcon": [written("Falcon", VARIANTS["Falcon", "one key head"])],
+    "FalconH1": [written("FalconH1", VARIANTS["FalconH1", "norm first"])],
+    "Lfm2": [
+        written("Lfm2", VARIANTS["Lfm2", "attention listed"]) | {"layer_types": None}
+    ],
 }
 
 
@@ -226,6 +242,10 @@ TAKEN = {
     ("Ernie4_5_Moe", "head_dim"),
     ("Gemma3", "sliding_window_pattern"),
     ("GptOss", "original_max_position_embeddings"),
+    ("GraniteMoeHybrid", "head_dim"),
+    ("FalconH1", "head_dim"),
+    ("Lfm2", "head_dim"),
+    ("Lfm2Moe", "head_dim"),
     ("Mistral", "layer_types"),  # then it is Ministral
 }
 FURTHER_LAYERS = {  # whose tensors are skipped

@@ -101,9 +101,9 @@ def test_both_caches_give_the_same_in_both_layouts(
 
 def test_smaller_layers_share_a_place() -> None:
     spec = spec_of("plain", **LARGE)
-    sizes = [layer.attention.kv_elements for layer in spec.layers]
+    sizes = [attention.kv_elements for attention in spec.attentions]
     assert sizes == [*[8192] * 5, 4096] * 10
-    assert [layer.attention.layers_a_slot for layer in spec.layers[4:6]] == [1, 2]
+    assert [attention.layers_a_slot for attention in spec.attentions[4:6]] == [1, 2]
     layout = cache_layout(spec)
     assert layout.groups == (CacheGroup(WINDOW, 10), CacheGroup(0, 1))
     assert layout.layers_a_page == 5
@@ -125,18 +125,19 @@ def test_no_two_layers_have_the_same_memory() -> None:
         caches = make_caches(spec, layout)
         for cache in caches:
             cache.data.zero_()
-        gpu, cpu = caches[1].layers, [cache.stored for cache in caches[0].layers]
-        for index, place in enumerate(layout.places):  # page n is of table n
-            for tensors in (gpu[index], (cpu[index],)):
+        cpu, gpu = (cache.layers for cache in caches)
+        for index in range(len(spec.layers)):
+            place = layout.place(index)
+            for tensors in (gpu[index], (cpu[index].stored,)):
                 for tensor in tensors:
-                    page = tensor[place.table]
+                    page = tensor[place.table]  # page n is of table n
                     assert (page == 0).all(), (ranks, index, place)
                     page.fill_(index + 1)
 
 
 def test_sharing_layers_keep_nothing() -> None:
     spec = spec_of("shared keys")
-    assert [layer.attention.shares_keys_of for layer in spec.layers] == [
+    assert [layer.shares_keys_of for layer in spec.layers] == [
         None,
         None,
         None,
@@ -146,9 +147,9 @@ def test_sharing_layers_keep_nothing() -> None:
     ]
     layout = cache_layout(spec)
     assert layout.places[3:] == tuple(layout.places[i] for i in (2, 1, 1))
-    kept = [layer.attention.kv_elements for layer in spec.layers[:3]]
+    kept = [attention.kv_elements for attention in spec.attentions[:3]]
     assert kv_bytes_per_token(spec) == 4 * sum(kept)
-    widths = [layer.feed_forward.intermediate_size for layer in spec.layers]
+    widths = [feed_forward.intermediate_size for feed_forward in spec.feed_forwards]
     assert widths == [96] * 3 + [192] * 3
 
 
@@ -184,7 +185,7 @@ def test_sizes_by_layer_are_read_in_both_forms() -> None:
     """As published, and as transformers writes them."""
     spec = spec_of("plain")
     written = spec_of("plain", global_head_dim=8, per_layer_config={"1": {}, "2": {}})
-    dims = [[layer.attention.query_dim for layer in s.layers] for s in (spec, written)]
+    dims = [[attention.query_dim for attention in s.attentions] for s in (spec, written)]
     assert dims == [[16, 32, 32], [16, 16, 16]]
     by_layer = {"per_layer_config": {"1": {"head_dim": 32}, "2": {"head_dim": 32}}}
     assert spec_of("plain", **by_layer) == spec

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from minfer import LLM, SamplingParams
 from minfer.effects.cli.main import main
-from minfer.effects.execution.cpu.paged_attention import make_cache
 from minfer.effects.models.architecture.batch import BatchRow, make_batch
 from minfer.effects.models.architecture.model import forward
 from minfer.effects.models.architecture.quantization import requested
@@ -40,7 +39,12 @@ from minfer.effects.models.families.text_halves import TEXT_HALVES
 from minfer.effects.models.fields import INERT, INERT_OF, NEUTRAL_OF
 from minfer.effects.models.ranks import Parallel, RankInfo
 from tests.effects.models.test_fields import OTHER, other, reading
-from tests.effects.tiny_model import read_spec, write_tokenizer
+from tests.effects.tiny_model import (
+    cache_with_states,
+    read_spec,
+    state_tables,
+    write_tokenizer,
+)
 from tests.effects.tiny_multimodal import (
     HALVES,
     TOWERS,
@@ -59,9 +63,10 @@ def greedy(spec: ModelSpec, weights: Weights) -> tuple[list[int], Tensor]:
     each token of all.
     """
     table, ids = list(range(12)), [*PROMPT]
-    cache, computed, logprobs = make_cache(spec, 12, BLOCK, "float32"), 0, []
+    [state] = state_tables(spec, BLOCK, 12, 1)
+    cache, computed, logprobs = cache_with_states(spec, 12, BLOCK, [state]), 0, []
     for end in (27, *range(len(PROMPT), len(PROMPT) + FURTHER)):
-        row = BatchRow(ids[computed:end], computed, table, end - computed)
+        row = BatchRow(ids[computed:end], computed, table, end - computed, state)
         logits = forward(spec, weights, make_batch([row], BLOCK), cache)
         logprobs.append(logits.log_softmax(-1))
         computed = end

@@ -9,14 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from minfer.effects.execution.cpu.paged_attention import make_cache
 from minfer.effects.models.architecture.batch import BatchRow, make_batch
 from minfer.effects.models.architecture.model import forward
 from minfer.effects.models.checkpoint.checkpoint import load_weights
 from tests.circles import long
 from tests.effects.option_pairs import OPTIONS, pairs
 from tests.effects.tiny_families import save
-from tests.effects.tiny_model import decode_batch, read_spec
+from tests.effects.tiny_model import (
+    cache_with_states,
+    decode_batch,
+    read_spec,
+    state_tables,
+)
 
 TEXTS, PROMPT, NEW = 50, 24, 12  # continuations, past both windows
 BLOCK = 4
@@ -35,9 +39,11 @@ def check(folder: Path, family: str, config: dict[str, Any]) -> None:
     draw, blocks = random.Random(0), -(-(PROMPT + NEW) // BLOCK)
     texts = [draw.choices(range(160), k=PROMPT) for _ in range(TEXTS)]
     table = torch.arange(TEXTS * blocks).view(TEXTS, blocks)
-    cache = make_cache(spec, TEXTS * blocks, BLOCK, "float32", max_model_len=64)
+    states = state_tables(spec, BLOCK, TEXTS * blocks, TEXTS)
+    cache = cache_with_states(spec, TEXTS * blocks, BLOCK, states, max_model_len=64)
     rows = [
-        BatchRow(text, 0, line) for text, line in zip(texts, table.tolist(), strict=True)
+        BatchRow(text, 0, line, state=state)
+        for text, line, state in zip(texts, table.tolist(), states, strict=True)
     ]
     with torch.inference_mode():
         tokens_by_step = [
@@ -45,7 +51,7 @@ def check(folder: Path, family: str, config: dict[str, Any]) -> None:
         ]
         for step in range(NEW - 1):
             positions = torch.full((TEXTS,), PROMPT + step)
-            decode = decode_batch(tokens_by_step[-1], positions, table, BLOCK)
+            decode = decode_batch(tokens_by_step[-1], positions, table, BLOCK, states)
             tokens_by_step.append(forward(spec, weights, decode, cache).argmax(-1))
         generated = torch.stack(tokens_by_step, 1)
         ids = torch.cat((torch.tensor(texts), generated), 1)

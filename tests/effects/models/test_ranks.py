@@ -4,7 +4,7 @@ checkpoint.
 
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,9 +12,11 @@ from attrs import evolve
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from minfer.effects.execution.cpu.paged_attention import make_cache
 from minfer.effects.models.architecture.batch import BatchRow, make_batch
 from minfer.effects.models.architecture.dense import Dense
+from minfer.effects.models.architecture.gqa import GQA
+from minfer.effects.models.architecture.layers import Layer
+from minfer.effects.models.architecture.mamba2 import Mamba2
 from minfer.effects.models.architecture.model import forward
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.spec_reader import parse_spec
@@ -23,6 +25,7 @@ from minfer.effects.models.checkpoint.checkpoint import load_weights
 from minfer.effects.models.checkpoint.random_weights import random_weights
 from minfer.effects.models.checkpoint.weight_files import TensorPlace
 from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.dtypes import DTYPE_BYTES
 from minfer.effects.models.layout.shapes import weight_bytes
 from minfer.effects.models.ranks import (
     SINGLE_RANK,
@@ -35,7 +38,13 @@ from minfer.effects.models.ranks import (
 from minfer.kernels.sample import SIZES
 from tests.effects.models.rank_threads import ThreadRanks, on_ranks
 from tests.effects.tiny_families import VARIANTS, save, written
-from tests.effects.tiny_model import CONFIG, read_spec, write_checkpoint
+from tests.effects.tiny_model import (
+    CONFIG,
+    cache_with_states,
+    read_spec,
+    state_tables,
+    write_checkpoint,
+)
 
 BLOCK = 4
 SPEC = parse_spec(CONFIG)
@@ -57,9 +66,10 @@ WAYS = [
 def run(spec: ModelSpec, weights: Weights, communicator: Communicator) -> Tensor:
     """A prompt in two chunks, then a decode step; all logits."""
     ids, table = random.Random(1).choices(range(160), k=31), list(range(8))
-    cache = make_cache(spec, 8, BLOCK, "float32")
+    [state] = state_tables(spec, BLOCK, 8, 1)
+    cache = cache_with_states(spec, 8, BLOCK, [state])
     cuts = ((0, 19), (19, 30), (30, 31))
-    rows = (BatchRow(ids[a:b], a, table, b - a) for a, b in cuts)
+    rows = (BatchRow(ids[a:b], a, table, b - a, state) for a, b in cuts)
     chunk_logits = [
         forward(spec, weights, make_batch([row], BLOCK), cache, communicator)
         for row in rows
@@ -80,6 +90,21 @@ def fits(spec: ModelSpec, parallel: Parallel) -> bool:
     return True
 
 
+def sums(layer: Layer) -> int:
+    """Those over ranks in a step: one of each sublayer, one of queries and keys that are
+    normalised over all heads, one of results of a group that ranks share, and one of
+    gates that have a cutoff.
+    """
+    count = len(layer.sublayers)
+    if isinstance(gqa := layer.attention, GQA) and gqa.qk_norm_over == "all":
+        count += gqa.qk_norm
+    if isinstance(mamba2 := layer.recurrent, Mamba2) and mamba2.groups == 1:
+        count += mamba2.output_norm != "none"
+    if isinstance(dense := layer.feed_forward, Dense):
+        count += dense.cutoff is not None
+    return count
+
+
 def use_float64(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """float64 in the place of float32, in a checkpoint too, so that the order of sums
     hardly matters.
@@ -87,6 +112,7 @@ def use_float64(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = folder / "model.safetensors"
     save_file({name: tensor.double() for name, tensor in load_file(file).items()}, file)
     monkeypatch.setattr(torch, "float32", torch.float64)
+    monkeypatch.setitem(cast(dict[str, int], DTYPE_BYTES), "float32", 8)
     monkeypatch.setattr(Tensor, "float", Tensor.double)
 
 
@@ -117,17 +143,9 @@ def test_ranks_compute_what_one_computes(
     assert expected.dtype is torch.float64
     torch.testing.assert_close(last[0], expected, rtol=1e-9, atol=1e-9)
     assert last[0].argmax(1).equal(expected.argmax(1))
-    # Steps: of each layer two sums, and one of queries and keys that are normalised over
-    # all heads; one of gates that have a cutoff; embedding and logits.
     if parallel.tensor > 1:
         calls = sum(stage.calls for stage in stages)
-        sums = 3 if spec.family.qk_norm.over == "all" else 2
-        feed_forwards = [layer.feed_forward for layer in spec.layers]
-        cutoffs = sum(
-            isinstance(feed_forward, Dense) and feed_forward.cutoff is not None
-            for feed_forward in feed_forwards
-        )
-        assert calls == 3 * (sums * len(spec.layers) + cutoffs + 2)
+        assert calls == 3 * (sum(map(sums, spec.layers)) + 2)  # embedding and logits
 
 
 def test_of_few_key_heads_several_ranks_have_the_same(tmp_path: Path) -> None:

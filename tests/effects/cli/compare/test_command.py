@@ -22,7 +22,8 @@ from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.values.checks import ConfigError
-from tests.effects.tiny_model import write_checkpoint
+from tests.effects.tiny_families import VARIANTS, save
+from tests.effects.tiny_model import EOS, write_checkpoint, write_tokenizer
 
 TOKENS: Final = 512
 WINDOW: Final = 256
@@ -155,6 +156,27 @@ def test_in_float32_divergence_is_exact(place: Path) -> None:
         # One block more than is planned, for padding.
         block = 64 * memory["kv_of_token"]
         assert memory["kv_held"] == memory["kv_planned"] + block == 65 * block
+
+
+@pytest.mark.long
+def test_states_in_bfloat16_cost_something(place: Path, tmp_path: Path) -> None:
+    """They are rounded behind each token, as in decode steps."""
+    key = ("Qwen3Next", "plain")
+    config = VARIANTS[key] | {"vocab_size": 260, "eos_token_id": EOS}
+    save(str(tmp_path), key[0], config)
+    write_tokenizer(tmp_path)
+    file = tmp_path / "states.json"
+    levels_given = ["--levels", "float32", "state:float32", "state:bfloat16"]
+    sizes = ["--model", str(tmp_path), "--device", "cpu", "--block-size", "16"]
+    options = [*sizes, "--tokens", "256", "--num-gpu-blocks-override", "99"]
+    assert compare(place, *levels_given, *options, "--json", str(file)) == 0
+    base, full, half = json.loads(file.read_text("utf-8"))["levels"]
+    assert full["quality"]["kl_divergence"] == 0
+    assert 0 < half["quality"]["kl_divergence"] < 0.1
+    dtypes = [level["state_dtype"] for level in (base, full, half)]
+    assert dtypes == ["float32", "float32", "bfloat16"]
+    sizes_held = [level["memory"]["state"] for level in (base, full, half)]
+    assert sizes_held[0] == sizes_held[1] > sizes_held[2] > 0
 
 
 # --- bad input --------------------------------------------------------------------------

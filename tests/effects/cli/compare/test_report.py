@@ -26,6 +26,7 @@ BASE: Final = LevelResult(
     dtype="bfloat16",
     matrices="plain",
     kv_dtype="bfloat16",
+    state_dtype=None,
     memory=Memory(
         weights_planned=200 * MIB,
         weights_held=200 * MIB,
@@ -33,6 +34,7 @@ BASE: Final = LevelResult(
         kv_held=65 * MIB,
         kv_blocks=64,
         kv_of_token=1024,
+        state=0,
     ),
     quality=Quality(perplexity=5.0, kl_divergence=None, top1_agreement=None),
     speeds=(

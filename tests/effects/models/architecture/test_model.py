@@ -285,7 +285,7 @@ def test_the_cache_may_have_a_type_of_its_own(model: Model) -> None:
     assert 0 < (expected.exp() * (expected - logprobs)).sum(-1).mean().item() < 0.01
 
 
-def by_column(weights: FeedForwardWeights) -> DenseWeights:
+def by_column(weights: FeedForwardWeights | None) -> DenseWeights:
     assert isinstance(weights, DenseWeights)
     weight = weights.gate_up.weight.t().contiguous().t()
     return evolve(weights, gate_up=evolve(weights.gate_up, weight=weight))

@@ -337,7 +337,7 @@ def test_null_is_false_where_an_absent_flag_is_true(
     config.pop("rope_interleave", None)
     changes_by_case: tuple[dict[str, Any], ...] = ({}, {"rope_interleave": None})
     for changes, interleaved in zip(changes_by_case, rotations, strict=True):
-        rope = parse_spec({**config, **changes}).layers[0].attention.rope
+        rope = parse_spec({**config, **changes}).attentions[0].rope
         assert rope is not None
         assert rope.interleaved == interleaved
 

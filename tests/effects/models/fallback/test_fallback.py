@@ -153,7 +153,7 @@ def test_a_draft_model_has_the_factors_of_its_target(
     )
     assert setup.draft is not None
     for spec in (setup.spec, setup.draft.spec):
-        ropes = [layer.attention.rope for layer in spec.layers]
+        ropes = [attention.rope for attention in spec.attentions]
         assert all(rope is not None and rope.is_long is is_long for rope in ropes)
 
 

@@ -1,0 +1,261 @@
+"""What an executor does with states of recurrent layers: plan by plan, the tokens are
+those of a model that computes all tokens of a sequence at once.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pytest
+import torch
+from attrs import define, evolve, field, frozen
+
+from minfer.effects.execution.torch_executor import TorchExecutor
+from minfer.effects.models.layout.cache_layout import plain_layout
+from minfer.records.config import EngineConfig
+from minfer.records.messages import Executed, Failed
+from minfer.records.plan import (
+    Copy,
+    Draft,
+    Grow,
+    NewRow,
+    Plan,
+    PrefillTokens,
+    SaveState,
+)
+from minfer.records.request import Request
+from minfer.records.speculation import HOST, Speculation
+from tests.core.executing import opened
+from tests.effects.execution.hybrid import Hybrid, spec_of
+from tests.effects.execution.tiny_engine import (
+    CUDA,
+    GREEDY,
+    VOCAB,
+    device_kinds,
+    make_executor,
+)
+
+BLOCK: Final = 8
+PROMPTS: Final = [
+    tuple((7 * i + 3 * j * j) % VOCAB for j in range(length))
+    for i, length in enumerate((21, 1, 40, 5))
+]
+BLOCKS: Final = 8  # of each row
+WORKING: Final = len(PROMPTS) * BLOCKS  # the first page behind them
+
+
+@pytest.fixture(scope="module")
+def hybrid() -> Hybrid:
+    return Hybrid(spec_of())
+
+
+@frozen
+class Input:
+    """Inputs of a row in a plan: tokens, or its last one."""
+
+    row: int
+    start: int
+    tokens: tuple[int, ...] = ()
+    samples: bool = True
+    new: NewRow | None = None
+
+
+@define
+class Steps:
+    """An executor of the model, and its plans."""
+
+    executor: TorchExecutor
+    pages: int  # of a state
+    step: int = 0
+    made: dict[int, list[int]] = field(factory=dict)  # tokens of each row
+
+    @classmethod
+    def start(cls, model: Any, **changes: Any) -> "Steps":
+        layout = plain_layout(model.spec, BLOCK)
+        config = EngineConfig(
+            num_blocks=100,
+            block_size=BLOCK,
+            max_model_len=64,
+            max_num_seqs=4,
+            max_num_batched_tokens=64,
+            vocab_size=VOCAB,
+            groups=layout.groups,
+            **changes,
+        )
+        if CUDA and device_kinds[-1] != "cpu":
+            pytest.skip("the model is on the CPU")
+        executor = make_executor(config, model.spec, model)
+        executor.runner.cache.data.fill_(255)  # NaN, wherever nothing was written
+        if device_kinds[-1] == "cpu":  # whose attention reads behind contexts
+            executor.runner.cache.clear(range(WORKING))
+        return cls(executor, layout.state_pages)
+
+    def state(self, number: int) -> tuple[int, ...]:
+        """The pages of a state; the first are the rows' working states."""
+        first = WORKING + number * self.pages
+        return tuple(range(first, first + self.pages))
+
+    def new_row(self, row: int, prompt: tuple[int, ...], index: int) -> NewRow:
+        request = Request(id=f"r{row}", prompt=prompt, max_tokens=20, sampling=GREEDY)
+        blocks = tuple(range(BLOCKS * row, BLOCKS * (row + 1)))
+        new = evolve(opened(request), index=index)
+        return evolve(new, tables=(blocks, self.state(row)))
+
+    def plan(self, inputs: Sequence[Input], **further: Any) -> Plan:
+        """A plan with these rows, in this order."""
+        indexed = [*enumerate(inputs)]
+        fills = [PrefillTokens(i, each.tokens) for i, each in indexed if each.tokens]
+        opens = [evolve(each.new, index=i) for i, each in indexed if each.new]
+        return Plan(
+            self.step,
+            tuple(each.row for each in inputs),
+            tuple(each.row for each in inputs),
+            tuple(each.start for each in inputs),
+            tuple(max(1, len(each.tokens)) for each in inputs),
+            tuple(int(each.samples) for each in inputs),
+            tuple(fills),
+            tuple(opens),
+            **further,
+        )
+
+    def run(self, *inputs: Input, **further: Any) -> None:
+        """Run a plan, and note its tokens."""
+        self.executor.launch(self.plan(inputs, **further))
+        result = self.executor.collect()
+        assert isinstance(result, Executed), result
+        self.step += 1
+        for each, tokens in zip(inputs, result.yields, strict=True):
+            assert len(tokens) == each.samples
+            self.made.setdefault(each.row, []).extend(tokens)
+
+    def prefill(self, row: int, start: int, end: int, new: bool = True) -> Input:
+        """A chunk of a row's prompt, which is sampled at its end."""
+        prompt = PROMPTS[row]
+        opens = self.new_row(row, prompt, 0) if new else None
+        return Input(row, start, prompt[start:end], end == len(prompt), opens)
+
+    def decode(self, row: int) -> Input:
+        return Input(row, len(PROMPTS[row]) + len(self.made[row]) - 1)
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def kind(request: pytest.FixtureRequest) -> Any:
+    device_kinds.append(request.param)
+    yield request.param
+    device_kinds.pop()
+
+
+pytestmark = pytest.mark.usefixtures("kind")
+
+
+@pytest.mark.parametrize("depth", [1, 2])  # on a GPU steps are padded with 1
+def test_chunks_and_decode_rows_go_on_where_they_were(hybrid: Hybrid, depth: int) -> None:
+    steps = Steps.start(hybrid, depth=depth)
+    steps.run(steps.prefill(0, 0, 10), steps.prefill(1, 0, 1))
+    steps.run(
+        steps.decode(1), steps.prefill(0, 10, 21, new=False), steps.prefill(2, 0, 33)
+    )
+    steps.run(
+        steps.decode(0),
+        steps.decode(1),
+        steps.prefill(2, 33, 40, new=False),
+        steps.prefill(3, 0, 5),
+    )
+    for _ in range(6):
+        steps.run(*(steps.decode(row) for row in (2, 0, 3, 1)))
+    lengths = {row: len(tokens) for row, tokens in steps.made.items()}
+    assert lengths == {0: 8, 1: 9, 2: 7, 3: 7}
+    for row, tokens in steps.made.items():
+        assert tokens == hybrid.tokens(PROMPTS[row], len(tokens))
+
+
+def test_a_row_starts_from_a_kept_state(hybrid: Hybrid) -> None:
+    """One that was saved behind a chunk, and one saved in decode; those that they were
+    saved from go on, and a state is started from twice.
+    """
+    steps = Steps.start(hybrid)
+    steps.run(
+        steps.prefill(2, 0, 16),
+        saves=(SaveState(0, steps.state(4)),),
+    )
+    steps.run(steps.prefill(2, 16, 40, new=False))
+    while len(steps.made[2]) < 8:  # its last input is then at 47
+        steps.run(steps.decode(2))
+    steps.run(steps.decode(2), saves=(SaveState(0, steps.state(5)),))
+    for row in (0, 1):  # rows of the same tokens, on the same blocks
+        prompt = PROMPTS[2] if row == 0 else PROMPTS[2] + tuple(steps.made[2][:8])
+        new, start = steps.new_row(2, prompt, 0), 16 if row == 0 else 48
+        prompt += (5, 9)  # behind which they are not the same
+        # Blocks of its own for the tokens behind.
+        blocks = (*new.tables[0][: start // BLOCK], *range(90, 98))[:BLOCKS]
+        new = evolve(new, tables=(blocks, steps.state(row)), known=prompt)
+        pages = zip(steps.state(4 + row), steps.state(row), strict=True)
+        copies = tuple(Copy(source, target, BLOCK) for source, target in pages)
+        steps.made[row] = []
+        steps.run(
+            steps.decode(2), Input(row, start, prompt[start:], new=new), copies=copies
+        )
+        while len(steps.made[row]) < 4:
+            steps.run(Input(row, len(prompt) + len(steps.made[row]) - 1))
+        assert steps.made[row] == hybrid.tokens(prompt, 4)
+    assert steps.made[2] == hybrid.tokens(PROMPTS[2], len(steps.made[2]))
+
+
+def test_a_row_opened_anew_starts_from_nothing(hybrid: Hybrid) -> None:
+    """On the pages of the row before it, at position 0."""
+    steps = Steps.start(hybrid)
+    for prompt in (PROMPTS[0], PROMPTS[3], PROMPTS[1]):
+        new = steps.new_row(0, prompt, 0)
+        steps.made[0] = []
+        steps.run(Input(0, 0, prompt, new=new))
+        for _ in range(3):
+            steps.run(Input(0, len(prompt) + len(steps.made[0]) - 1))
+        assert steps.made[0] == hybrid.tokens(prompt, 4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_states_have_the_type_that_is_asked_for(dtype: str) -> None:
+    hybrid = Hybrid(spec_of(state_dtype=dtype))
+    steps = Steps.start(hybrid)
+    cache = steps.executor.runner.cache
+    assert cache.state(1).part("heads").pages.dtype is getattr(torch, dtype)
+    assert cache.state(1).part("inputs").pages.dtype is torch.float32
+    steps.run(steps.prefill(0, 0, 21))
+    for _ in range(3):
+        steps.run(steps.decode(0))
+    differs = steps.made[0] != hybrid.tokens(PROMPTS[0], 4)
+    assert dtype == "bfloat16" or not differs
+
+
+def test_states_that_cannot_be_are_refused(hybrid: Hybrid) -> None:
+    speculation = Speculation(drafter=HOST, drafts=2, adaptive=False)
+    steps = Steps.start(hybrid, speculation=speculation)
+    good = steps.plan([steps.prefill(0, 0, 21)])
+    new = good.opens[0]
+    short = evolve(new, tables=(new.tables[0], new.tables[1][:-1]))
+    wrong: dict[str, dict[str, Any]] = {
+        f"the working state of a row takes {steps.pages} pages": {"opens": (short,)},
+        f"a state takes {steps.pages} pages": {"saves": (SaveState(0, (40,)),)},
+        "rows of a model with recurrent layers have no drafts": {
+            "drafts": (Draft(0, (5,)),)
+        },
+        "rows of this model have 2 block table(s)": {"grows": (Grow(0, 1, (5,), 1),)},
+    }
+    for error, changes in wrong.items():
+        steps.executor.launch(evolve(good, **changes))
+        failed = steps.executor.collect()
+        assert isinstance(failed, Failed)
+        assert error in failed.error
+    steps.run(steps.prefill(0, 0, 21))
+
+
+def test_a_model_without_recurrent_layers_saves_nothing(hybrid: Hybrid) -> None:
+    spec = evolve(hybrid.spec, layers=hybrid.spec.layers[:1])
+    config = EngineConfig(num_blocks=9, max_num_seqs=2, vocab_size=VOCAB)
+    executor = make_executor(config, spec, hybrid)  # type: ignore[arg-type]  # no step
+    fill = PrefillTokens(0, (1,))
+    new = opened(Request(id="x", prompt=(1,), max_tokens=3), (0,))
+    plan = Plan(0, (0,), (0,), (0,), (1,), (1,), (fill,), (new,))
+    executor.launch(evolve(plan, saves=(SaveState(0, (3,)),)))
+    failed = executor.collect()
+    assert isinstance(failed, Failed)
+    assert "no recurrent layers to save" in failed.error
