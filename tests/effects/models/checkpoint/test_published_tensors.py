@@ -46,7 +46,7 @@ EXPERT_KEYS: Final = (
     "moe_num_experts",
 )
 # How names of multimodal checkpoints begin, as they were published until transformers
-# 4.52, and since: of vLLM 0.33's mistral3.py, llava_next.py and others.
+# 4.52, and since: of vLLM 0.33's models mistral3, llava_next and others.
 RENAMED_PREFIXES: Final = (
     ("language_model.model.", "model.language_model."),
     ("language_model.lm_head.", "lm_head."),
