@@ -94,8 +94,15 @@ _TOWERS: Final[dict[str, tuple[Config, Config]]] = {
     "Idefics3": (_CLIP, {}),
     "SmolVLM": (_CLIP, {}),
 }
+_QWEN3_5: Final = {
+    key: value
+    for key, value in _TOWERS["Qwen3VL"][0].items()
+    if key != "deepstack_visual_indexes"
+}
 TOWERS: Final = _TOWERS | {
     "Qwen3VLMoe": _TOWERS["Qwen3VL"],
+    "Qwen3_5": (_QWEN3_5, {}),
+    "Qwen3_5Moe": (_QWEN3_5, {}),
     "Glm4v": _TOWERS["Glm4vMoe"],
     "Glm46V": (_TOWERS["Glm4vMoe"][0] | {"model_type": "glm4v_vision"}, {}),
 }
@@ -225,6 +232,8 @@ HALVES: Final[Mapping[str, Mapping[str, Config]]] = {
     },
     "Llama4": _all_texts("Llama4"),
     "Gemma3n": _all_texts("Gemma3n"),
+    "Qwen3_5": _all_texts("Qwen3_5"),
+    "Qwen3_5Moe": _all_texts("Qwen3_5Moe"),
     "Gemma4": _all_texts("Gemma4"),
     "Kimi_K25": {
         **_texts("DeepseekV3", "groups", "yarn", "halves"),
