@@ -132,6 +132,70 @@ SHAPES["gpt-oss"] = {  # gpt-oss-20b, in bf16
     "num_experts_per_tok": 4,
     "vocab_size": 201_088,
 }
+SHAPES["next"] = {  # Qwen3-Next-80B-A3B with 128 of its 512 experts
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "full_attention_interval": 4,
+    "partial_rotary_factor": 0.25,
+    "num_experts": 128,
+    "num_experts_per_tok": 10,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "vocab_size": 151_936,
+    "rope_theta": 1e7,
+}
+SHAPES["next-80B"] = SHAPES["next"] | {"num_experts": 512}  # with --quantization fp8
+SHAPES["qwen3.5"] = {  # Qwen3.5 9B's text
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "hidden_size": 4096,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "full_attention_interval": 4,
+    "vocab_size": 248_320,
+}
+SHAPES["granite4"] = {  # Granite 4.0 H Small
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "hidden_size": 4096,
+    "intermediate_size": 768,
+    "shared_intermediate_size": 1536,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 72,
+    "num_experts_per_tok": 10,
+    "layer_types": ["attention" if layer % 10 == 5 else "mamba" for layer in range(40)],
+    "mamba_n_heads": 128,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "position_embedding_type": "nope",
+    "vocab_size": 100_352,
+}
 COMMON: Final = {"dtype": "bfloat16", "max_position_embeddings": 40_960}
 INPUTS, OUTPUTS, LONG, STEPS = 512, 128, 32_000, 64
 
@@ -141,6 +205,11 @@ def tiny(config: Mapping[str, Any]) -> dict[str, Any]:
     small = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32}
     small |= {"num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 2048}
     small |= {"num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512}
+    small |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+    small |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    small |= {"shared_expert_intermediate_size": 32, "full_attention_interval": 2}
+    small |= {"shared_intermediate_size": 32, "layer_types": ["mamba", "attention"]}
+    small |= {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16}
     return {**config, **{k: v for k, v in small.items() if k in config}}
 
 
