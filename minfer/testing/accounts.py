@@ -36,6 +36,8 @@ class Seat:
     kv: int  # positions whose KV is computed
     tables: SeatTables  # by group: pages, as the device knows them
     opened: bool = False  # an `Open` was sent to the device
+    # whether it has taken the pages of the kept state from which it starts
+    took_state: bool = False
 
 
 @define(eq=False)

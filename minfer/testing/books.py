@@ -98,6 +98,7 @@ class Books:
                 kv=committed(config, state, i),
                 tables=tables_of(run, i),
                 opened=run.scheduled[i] > run.starts[i],
+                took_state=not run.chains[i].states.origin,
             )
             books.seats[run_id] = account.seat
         books.transfers = {transfer.number for transfer in state.tiers.transfers}

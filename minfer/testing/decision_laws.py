@@ -18,7 +18,13 @@ from minfer.records.messages import Admitted, Execute, Missed, Preempted
 from minfer.records.plan import Plan
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Transition
-from minfer.testing.accounts import NOT_SEEN, SampleAccount, Seat, tables_of
+from minfer.testing.accounts import (
+    NOT_SEEN,
+    SampleAccount,
+    Seat,
+    state_key,
+    tables_of,
+)
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require
 from minfer.testing.plan_laws import Planning, check_plan
@@ -122,6 +128,10 @@ class _Reader:
             kv=admission.hit,
             tables=() if index is None else tables_of(run, index),
         )
+        if self.books.config.state_group and admission.hit and index is not None:
+            key = state_key(self.books.config, account.seat, admission.hit)
+            taken = account.seat.tables[-1] in self.books.states.get(key, ())
+            account.seat.took_state = taken
         self.planning.unopened.add(account.id)
         self.planning.admitted.append(account.id)
 

@@ -60,7 +60,7 @@ def _check_start(
     """
     config, working = books.config, seat.tables[-1]
     key = state_key(config, seat, start)
-    sources = {*books.states.get(key, ())}
+    sources = {*books.states.get(key, ())} | ({working} if seat.took_state else set())
     if key in after.blocks.prefix.nodes:
         sources.add(after.blocks.prefix.nodes[key][0])
     copies = [copy for copy in plan.copies if copy.target in working]

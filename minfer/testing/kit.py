@@ -26,6 +26,7 @@ from minfer.records.policy import FirstCome
 from minfer.records.request import Request
 from minfer.records.speculation import DEVICE, HOST, Speculation
 from minfer.records.state import EngineState
+from minfer.records.state_keeping import StateKeeping
 from minfer.testing.trial import VOCAB, PolicyError, Trial
 
 # seconds since the event before it, event
@@ -35,7 +36,7 @@ _paces = st.sampled_from((1.0, 0.1, 10.0))
 # A few, so that a story has few choices: as many drafts as possible, or as profitable.
 _FIXED: Final = Speculation(drafter=DEVICE, drafts=2, adaptive=False)
 _PAYING: Final = Speculation(drafter=HOST, drafts=4, costs=Costs(((5, 1.0), (80, 1.5))))
-# One full one, windowed ones, and both, in bundles of pages.
+# One full one, windowed ones, both, and recurrent layers, in bundles of pages.
 GROUPS: Final = (
     (CacheGroup(),),
     (CacheGroup(),),
@@ -46,6 +47,8 @@ GROUPS: Final = (
     (CacheGroup(window=3), CacheGroup(pages=2), CacheGroup(window=9)),
     (CacheGroup(window=6, sink_tokens=5),),
     (CacheGroup(), CacheGroup(window=5, pages=2, sink_tokens=1)),
+    (CacheGroup(), CacheGroup(state=True, pages=2)),
+    (CacheGroup(window=5), CacheGroup(), CacheGroup(state=True)),
 )
 _speculations = st.sampled_from(
     (
@@ -57,6 +60,8 @@ _speculations = st.sampled_from(
         evolve(_PAYING, drafter=DEVICE),
     )
 )
+# The pools are so small that less would be no state.
+_KEEPING: Final = StateKeeping(stride_blocks=1, max_share=0.5)
 
 
 def requests(name: str = "r0") -> st.SearchStrategy[Request]:
@@ -104,7 +109,8 @@ def configs(draw: st.DrawFn, policy: Any) -> EngineConfig:
     """
     groups = draw(st.sampled_from(GROUPS))
     spec_config = draw(_speculations)
-    if len(groups) > 1 and spec_config is not None:  # no draft model
+    several = sum(not group.state for group in groups) > 1
+    if several and spec_config is not None:  # no draft model
         spec_config = evolve(spec_config, drafter=HOST)
     return EngineConfig(
         policy=policy,
@@ -117,6 +123,7 @@ def configs(draw: st.DrawFn, policy: Any) -> EngineConfig:
         depth=draw(st.integers(1, 3)),
         watermark=draw(st.sampled_from((0, 1))),
         groups=groups,
+        states=_KEEPING,
         speculation=spec_config,
     )
 

@@ -20,7 +20,7 @@ from minfer.testing.accounts import Seat, capacity
 from minfer.testing.books import Books
 from minfer.testing.copy_laws import check_copies
 from minfer.testing.draft_laws import check_drafts, row_cost, token_cost
-from minfer.testing.invariants import InvariantError, require
+from minfer.testing.invariants import InvariantError, free_pages, require
 from minfer.testing.kept_state_laws import check_plan_states, is_save_point
 from minfer.testing.skipped_rows import (
     is_paused,
@@ -314,10 +314,11 @@ def held_for_copies(plan: Plan, after: EngineState) -> int:
     """How many pages were not available while a plan was made, as it copies from them."""
     if not plan.copies:
         return 0
-    sources = {copy.source for copy in plan.copies}
+    available = {*free_pages(after.blocks.pool)}
     nodes = every_node(after.blocks.prefix).values()
-    copied = (node for node in nodes if not sources.isdisjoint(node.pages))
-    return sum(len(node.pages) for node in copied if not node.users)
+    available.update(*[node.pages for node in nodes if not node.users])
+    available.update(*[save.pages for save in plan.saves])  # they were taken after that
+    return len(available & {copy.source for copy in plan.copies})
 
 
 def _is_bounded(

@@ -7,6 +7,7 @@ serves.
 from collections import Counter
 from collections.abc import Sequence
 
+from minfer.blocks.keys import is_state
 from minfer.policies.fair_queue import Accounts
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
@@ -18,8 +19,10 @@ from minfer.records.messages import (
     Execute,
     Executed,
     Finish,
+    Move,
     Preempted,
     Propose,
+    StateMissed,
     Submit,
     WindowMissed,
 )
@@ -53,6 +56,11 @@ RARE = (
     "resumed",
     "ended while filled",
     "all at once",
+    "hit shortened by a state",
+    "kept state taken over",
+    "kept state gone",
+    "working states lost",
+    "state loaded",
 )
 BIG = (
     "line of more than 128",
@@ -76,6 +84,8 @@ EXECUTING = (
     "pooled: last",
     "pooled: mean",
     "scored",
+    "state saved",
+    "state copied",
 )
 PATHS = (*LARGE, *RARE, *BIG, *EXECUTING)
 
@@ -101,10 +111,38 @@ def taken(
     seen["pool of hundreds"] = config.num_blocks >= 200
     _results(before, events, seen)
     _decisions(config, before, turn, seen)
+    if config.state_group is not None:
+        _states(config, before, turn, seen)
     if isinstance(before.policy, Accounts):
         was_known, known = len(before.policy.by_owner), len(after.policy.by_owner)
         seen["clients forgotten"] = known < was_known
     return +seen
+
+
+def _states(
+    config: EngineConfig, before: EngineState, turn: Transition, seen: Counter[str]
+) -> None:
+    """What becomes of states of recurrent layers."""
+    group, after = config.state_group or 0, turn.state.blocks.prefix.nodes
+    plans = [c.plan for c in turn.commands if isinstance(c, Execute)]
+    for plan in plans:
+        copied = {copy.target for copy in plan.copies}
+        behind = [row for row in plan.opens if plan.starts[row.index]]
+        seen["state saved"] += len(plan.saves)
+        seen["state copied"] += bool(plan.copies)
+        seen["kept state taken over"] += any(
+            copied.isdisjoint(row.tables[-1]) for row in behind
+        )
+    kept = [key for key in before.blocks.prefix.nodes if is_state(key, group)]
+    seen["kept state gone"] = any(key not in after for key in kept)
+    missed = [r for r in turn.reasons if isinstance(r, StateMissed)]
+    seen["hit shortened by a state"] = len(missed)
+    lost = [r for r in turn.reasons if isinstance(r, Discarded)]
+    seen["working states lost"] = any(r.rows for r in lost)
+    loads = (c for c in turn.commands if isinstance(c, Move) and c.kind.to_device)
+    numbers = {load.number for load in loads}
+    moving = (t for t in turn.state.tiers.transfers if t.number in numbers)
+    seen["state loaded"] = any(is_state(key, group) for t in moving for key in t.keys)
 
 
 def _results(before: EngineState, events: Sequence[Event], seen: Counter[str]) -> None:
@@ -168,7 +206,7 @@ def _decisions(
     for got in admitted:
         blocks = got.hit // config.block_size
         seen["hit of more than 32 blocks"] += blocks > 32
-        for g, group in enumerate(config.groups):
+        for g, group in enumerate(config.block_groups):
             if blocks >= thresholds.LONG_PREFIX and not group.window:
                 pages = blocks * group.pages
                 seen["prefix of a neighbour"] += _neighbour(after.running, got, g, pages)

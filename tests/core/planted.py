@@ -1089,6 +1089,168 @@ BUGS: Final = (
         "max(proposal.tokens) >= config.vocab_size",
         "max(proposal.tokens) > config.vocab_size",
     ),
+    # --- states of recurrent layers ---
+    Bug(
+        "state under the key of another position",
+        "a kind: the state after a prompt is kept under its last token but one",
+        "planning/saves.py",
+        "_publish",
+        "chain.keys[position // config.block_size - 1]",
+        "chain.keys[max(0, position // config.block_size - 2)]",
+    ),
+    Bug(
+        "state kept although its block is gone",
+        "a kind: a state that is no child of its block outlives it",
+        "planning/states.py",
+        "block_before_state",
+        "ROOT if group is None else group_key(content, group)",
+        "ROOT",
+    ),
+    Bug(
+        "state evicted before it is copied",
+        "a kind: a newcomer's start state is not held until its plan is complete",
+        "planning/start_state.py",
+        "take_working_state",
+        "return (allocated.pages if allocated else ()), origin",
+        "if origin:\n"
+        "    change.prefix.release(origin)\n"
+        "return (allocated.pages if allocated else ()), origin",
+    ),
+    Bug(
+        "state overwritten while a row that starts reads it",
+        "a kind: a kept state becomes a working state, though another row starts from it",
+        "planning/start_state.py",
+        "take_working_state",
+        "origin and not is_live(change.prefix, origin)",
+        "origin",
+    ),
+    Bug(
+        "state published before its step is over",
+        "a kind: a later plan's state can be found once an earlier plan is committed",
+        "planning/commit.py",
+        "_commit_results",
+        "if plan.saves:\n    state = keep_states(config, state, plan)",
+        "for later in (plan, *state.inflight):\n"
+        "    if later.saves:\n"
+        "        state = keep_states(config, state, later)",
+    ),
+    Bug(
+        "state of a failed step kept",
+        "a kind: what a failed step was to save is published",
+        "planning/saves.py",
+        "release_saves",
+        "change.pool.release(tuple(pages))",
+        "change.prefix.publish_state(b'', b'\\x01' + bytes(32), tuple(pages))",
+    ),
+    Bug(
+        "state not copied",
+        "a kind: the state of a hit is not copied, and the row starts from what is there",
+        "planning/saves.py",
+        "copy_start_states",
+        "builder.copies += [Copy(*pages, config.block_size) "
+        "for pages in zip(sources, working, strict=True)]",
+        "builder.copies += []",
+    ),
+    Bug(
+        "state saved at a position that drafts made uncertain",
+        "a kind: the state after rejected drafts is kept as that of accepted ones",
+        "planning/saves.py",
+        "plan_saves",
+        "scheduled[i] == run.save_at[i] and run.run_ids[i] not in drafting",
+        "scheduled[i] == run.save_at[i]",
+    ),
+    Bug(
+        "row restarts in place with a state that ran on",
+        "a kind: a failed step's inputs are taken twice by the working state",
+        "planning/discard.py",
+        "discard",
+        "if config.state_group:\n"
+        "    state = evolve(release_saves(state), faults=tuple(faults.items()))\n"
+        "    failed = _end_failed_samples(config, state, faults, error, reason)\n"
+        "    return _preempt_touched(config, failed, touched)",
+        "if config.state_group:\n    state = release_saves(state)",
+    ),
+    Bug(
+        "pages of a save lost with its row",
+        "a kind: a row leaves while its state is saved, and nobody frees the copy",
+        "planning/saves.py",
+        "keep_states",
+        "change.pool.release(save.pages)",
+        "None",
+    ),
+    Bug(
+        "checkpoint dropped while it is held",
+        "a kind: the next checkpoint takes the place of one from which a row starts",
+        "planning/saves.py",
+        "_publish",
+        "before in prefix.nodes and not is_live(prefix, before)",
+        "before in prefix.nodes",
+    ),
+    Bug(
+        "hit without a state",
+        "a kind: blocks of attention layers are hit where no state was kept",
+        "planning/prefix_hit.py",
+        "find_hit",
+        "hit and group_key(keys[hit - 1], config.state_group) not in prefix.nodes",
+        "False",
+    ),
+    Bug(
+        "window forgotten behind a state",
+        "a kind: the hit is cut to a state, before which blocks of a window are gone",
+        "planning/prefix_hit.py",
+        "find_hit",
+        "_find_blocks(config, prefix, keys, hit).blocks if config.by_chunk else hit",
+        "hit",
+    ),
+    Bug(
+        "tail copied without its state",
+        "a kind: a fork starts behind a partial block, the state of which nobody has",
+        "planning/admit.py",
+        "_allocate",
+        "not config.state_group and (seq.id not in state.paused "
+        "and not skips_as_suspect(config, state, seq.id))",
+        "seq.id not in state.paused and not skips_as_suspect(config, state, seq.id)",
+    ),
+    Bug(
+        "chunk runs past the position of a save",
+        "a kind: a prompt's chunk is not cut where its state is to be kept",
+        "planning/states.py",
+        "bound_chunk",
+        "return save_at - start, save_at",
+        "return inputs, save_at",
+    ),
+    Bug(
+        "state loaded as a block",
+        "a kind: a state that comes from a tier is published as a block of the chain",
+        "tiers/finish.py",
+        "_write",
+        "is_state(path.keys[0], change.prefix.state_group)",
+        "False",
+    ),
+    Bug(
+        "working state lost with its row",
+        "a kind: the pages of the state of a row that leaves are not freed",
+        "lifecycle/retire.py",
+        "release_sequence",
+        "private + run.tables[i][config.state_group][:]",
+        "private",
+    ),
+    Bug(
+        "more states than their share",
+        "a kind: states push out the blocks that they are of use with",
+        "planning/saves.py",
+        "_PageTaker.take",
+        "kept + pages > most_state_pages(self.config)",
+        "False",
+    ),
+    Bug(
+        "state of another row saved",
+        "a kind: a save names the row by its place among the running, not in the plan",
+        "planning/saves.py",
+        "plan_saves",
+        "i - bisect_left(out, i)",
+        "min(i, len(run) - len(out) - 1)",
+    ),
 )
 
 _OUTSIDE = "mutants of a reader from outside: 22 of 127 lived, this among them"

@@ -77,12 +77,20 @@ def index(cached: set[tuple[int, int]]) -> PrefixIndex:
 
 
 def serves(groups: tuple[CacheGroup, ...], cached: set[tuple[int, int]], p: int) -> bool:
-    """Whether each group has all that a query at position `p` reads before it."""
+    """Whether each group has all that a query at position `p` reads before it: recurrent
+    layers read the state of just that position.
+    """
     return all(
-        (g, position // SIZE) in cached
+        (g, p // SIZE - 1) in cached or not p
+        if group.state
+        else all(
+            (g, position // SIZE) in cached
+            for position in range(p)
+            if position < group.sink_tokens
+            or not group.window
+            or position > p - group.window
+        )
         for g, group in enumerate(groups)
-        for position in range(p)
-        if position < group.sink_tokens or not group.window or position > p - group.window
     )
 
 
@@ -99,22 +107,27 @@ def test_a_hit_is_the_longest_that_serves_all_groups(
     whole: int,
 ) -> None:
     """By brute force over all positions. Chains without a window have no gaps."""
+    chain = next((g for g, group in enumerate(groups) if not group.window), None)
     cached = {
         (g, block)
-        for g, group in enumerate(groups)
+        for g in range(len(groups))
         for block in range(12)
-        if (block < whole if not group.window else (g, block) not in missing)
+        if (block < whole if g == chain else (g, block) not in missing)
     }
     config = evolve(CONFIG, groups=groups)
     found = find_hit(config, index(cached), KEYS, end)
     right = [p for p in range(end + 1) if serves(groups, cached, p * SIZE)]
     assert found.blocks == max(right)
-    full = [g for g, group in enumerate(groups) if not group.window]
+    of_blocks = tuple(group for group in groups if not group.state)
+    assert found.shared == max(
+        p for p in range(end + 1) if serves(of_blocks, cached, p * SIZE)
+    )
+    full = [g for g, group in enumerate(of_blocks) if not group.window]
     assert found.cached == (min(end, whole) if full else end)
-    shortened = bool(full) and found.blocks < found.cached
+    shortened = bool(full) and found.shared < found.cached
     assert (found.missed is not None) == shortened
     if found.missed is not None:
-        assert (found.missed, found.blocks) not in cached, "that block ended the hit"
+        assert (found.missed, found.shared) not in cached, "that block ended the hit"
 
 
 def test_a_block_that_a_window_lost_is_a_reason() -> None:
