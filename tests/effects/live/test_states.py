@@ -21,6 +21,8 @@ from tests.effects.tiny_families import VARIANTS, save
 FAMILIES: Final = {
     "Qwen3Next": ("Qwen3Next", "plain"),
     "GraniteMoeHybrid": ("GraniteMoeHybrid", "experts"),
+    # Each layer has an attention and a recurrent sublayer beside it.
+    "FalconH1": next(key for key in VARIANTS if key[0] == "FalconH1"),
 }
 MADE: Final = 12  # tokens of a request
 BLOCK: Final = 8
