@@ -202,7 +202,11 @@ INPUTS, OUTPUTS, LONG, STEPS = 512, 128, 32_000, 64
 
 def tiny(config: Mapping[str, Any]) -> dict[str, Any]:
     """The shape, so small that a CPU runs it: to try this script."""
-    small = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32}
+    small: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "moe_intermediate_size": 32,
+    }
     small |= {"num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 2048}
     small |= {"num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512}
     small |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16}

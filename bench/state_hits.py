@@ -88,7 +88,11 @@ class Load:
 
     def serve(self, num_blocks: int, rows: int) -> None:
         """Serve all requests."""
-        groups = (CacheGroup(), CacheGroup(state=True, pages=self.args.state_pages)) if self.args.state_pages else (CacheGroup(),)
+        groups = (
+            (CacheGroup(), CacheGroup(state=True, pages=self.args.state_pages))
+            if self.args.state_pages
+            else (CacheGroup(),)
+        )
         keeping = StateKeeping(
             stride_blocks=self.args.stride, max_share=self.args.max_share
         )

@@ -65,7 +65,7 @@ from minfer.kernels.experts_tunes import (
     ManyTokensTune,
     tune_of,
 )
-from minfer.kernels.leaves import Activation, ChosenExperts, Experts, Linear
+from minfer.kernels.leaves import UNGATED, Activation, ChosenExperts, Experts, Linear
 from minfer.kernels.pdl import arrivals, early
 
 CHUNK: Final = 1024  # pairs of a program that groups them
@@ -171,6 +171,7 @@ def _launch_few_tokens(
         size=hidden,
         scaled=_scale_group(experts.gate_up, gate_up_tune.depth),
         activation=experts.activation,
+        gated=experts.activation not in UNGATED,
         cols=gate_up_tune.columns,
         depth=gate_up_tune.depth,
         stages=gate_up_tune.stages,
@@ -295,6 +296,7 @@ class _Tiles:
             size=x.shape[1],
             scaled=matrix.scheme.group,
             activation=activation,
+            gated=activation is not None and activation not in UNGATED,
             rows=self.rows,
             cols=tune.columns,
             depth=tune.depth,

@@ -37,11 +37,14 @@ def few_gate_up(
     size: tl.constexpr,
     scaled: tl.constexpr,
     activation: tl.constexpr,
+    gated: tl.constexpr,
     cols: tl.constexpr,
     depth: tl.constexpr,
     stages: tl.constexpr,
 ):
-    """Grid [pairs, tiles of columns]: out [pairs, columns], activated."""
+    """Grid [pairs, tiles of columns]: out [pairs, columns], activated. Without gates,
+    what is activated is in their place.
+    """
     follow_first()
     pair = tl.program_id(0).to(tl.int64)
     expert = tl.load(ids + pair).to(tl.int64)
@@ -50,9 +53,9 @@ def few_gate_up(
         column_mask = column < columns
         # Lines past the end repeat the last: no mask is needed.
         line = tl.minimum(column, columns - 1)
-        line = expert * 2 * columns + line
+        line = expert * (1 + gated) * columns + line
         gates = leaf_lines(weight, scales, extras, line, size, scaled)
-        ups = leaf_lines(weight, scales, extras, line + columns, size, scaled)
+        ups = leaf_lines(weight, scales, extras, line + columns * gated, size, scaled)
         row = x + pair // top_k * x_stride
         lanes: tl.constexpr = depth // 2 if is_packed(weight) else depth
         gate = tl.zeros([cols, lanes], tl.float32)
@@ -61,11 +64,12 @@ def few_gate_up(
         for k in tl.range(0, size, depth, num_stages=stages):
             lane = k + tl.arange(0, depth)
             w = load_tile(gates, k, size, full, depth, scaled)
-            v = load_tile(ups, k, size, full, depth, scaled)
             y = tl.load(row + lane, mask=(lane < size) | full, other=0.0)
             y = y.to(tl.float32)[None, :]
             gate = add_lanes(gate, w, y)
-            up = add_lanes(up, v, y)
+            if gated:
+                v = load_tile(ups, k, size, full, depth, scaled)
+                up = add_lanes(up, v, y)
         gate = tl.sum(gate, 1)
         up = tl.sum(up, 1)
         if weights is not None:
@@ -74,7 +78,10 @@ def few_gate_up(
             up *= share
         if bias is not None:
             gate += tl.load(bias + line)
-            up += tl.load(bias + line + columns)
+            if gated:
+                up += tl.load(bias + line + columns)
+        if not gated:
+            up = tl.full([cols], 1.0, tl.float32)
         activated = gated_product(gate, up, activation).to(out.dtype.element_ty)
         tl.store(out + pair * columns + column, activated, mask=column_mask)
 
@@ -249,6 +256,7 @@ def grouped(
     size: tl.constexpr,
     scaled: tl.constexpr,
     activation: tl.constexpr,
+    gated: tl.constexpr,
     rows: tl.constexpr,
     cols: tl.constexpr,
     depth: tl.constexpr,
@@ -257,8 +265,9 @@ def grouped(
     stages: tl.constexpr,
 ):
     """Grid [tiles of rows * tiles of columns]: out [pairs, columns], of row pair // top_k
-    of x. With activation: gates and what they multiply. Without: one matrix an expert,
-    whose first weights are prefetched while the kernel before, of the gates, runs.
+    of x. With activation: gates and what they multiply, if it is gated, or what is
+    activated. Without: one matrix an expert, whose first weights are prefetched while the
+    kernel before, of the gates, runs.
     """
     if activation is not None:
         follow_first()
@@ -268,7 +277,7 @@ def grouped(
     first = tl.load(tiles + 1 + max_tiles + tile, cache_modifier=".cg")
     left = tl.load(tiles + 1 + 2 * max_tiles + tile, cache_modifier=".cg")
     exists = tile < tl.load(tiles, cache_modifier=".cg")
-    lines_per_column: tl.constexpr = 1 if activation is None else 2
+    lines_per_column: tl.constexpr = 2 if gated else 1
     lines: tl.constexpr = cols * lines_per_column
     # Gates and what they multiply alternate. Lines past the end repeat the last.
     line = tl.arange(0, lines)
@@ -303,8 +312,11 @@ def grouped(
         if bias is not None:
             acc += tl.load(bias + line)[None, :]
         if activation is not None:
-            gate, up = tl.split(tl.reshape(acc, [rows, cols, 2]))
-            acc = gated_product(gate, up, activation)
+            if gated:
+                gate, up = tl.split(tl.reshape(acc, [rows, cols, 2]))
+                acc = gated_product(gate, up, activation)
+            else:
+                acc = gated_product(acc, 1.0, activation)
         place = column_tile * cols + tl.arange(0, cols)[None, :]
         out_pointers = out + pair.to(tl.int64)[:, None] * columns + place
         out_mask = row_mask[:, None] & (place < columns)

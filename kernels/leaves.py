@@ -333,9 +333,19 @@ class LatentWeights:
 
 # What the gate of a gated product goes through: silu, gelu by tanh, or "clamped":
 # gpt-oss's (up + 1) * gate * sigmoid(1.702 * gate), gate at most 7, |up| at most 7.
-# Without a gate, and so of one product instead of two: gelu, or gelu by tanh.
-Activation = Literal["silu", "gelu_tanh", "clamped", "ungated_gelu", "ungated_gelu_tanh"]
-UNGATED: Final[frozenset[Activation]] = frozenset({"ungated_gelu", "ungated_gelu_tanh"})
+# Without a gate, and so of one product instead of two: gelu, gelu by tanh, or the square
+# of relu.
+Activation = Literal[
+    "silu",
+    "gelu_tanh",
+    "clamped",
+    "ungated_gelu",
+    "ungated_gelu_tanh",
+    "ungated_relu2",
+]
+UNGATED: Final[frozenset[Activation]] = frozenset(
+    {"ungated_gelu", "ungated_gelu_tanh", "ungated_relu2"}
+)
 
 
 @frozen
@@ -390,7 +400,8 @@ class ChosenExperts:
 class Experts:
     """The feed-forwards of a layer's experts."""
 
-    gate_up: Linear  # 2 * inter outputs: gates, then what they multiply
+    # 2 * inter outputs: gates, then what they multiply; without gates inter outputs
+    gate_up: Linear
     down: Linear  # hidden outputs
     activation: Activation = "silu"
     weighs_inputs: bool = False  # a choice's weights multiply inputs, not outputs

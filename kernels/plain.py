@@ -158,6 +158,8 @@ def gated_mul(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
         return F.gelu(gate_up)
     if activation == "ungated_gelu_tanh":
         return F.gelu(gate_up, approximate="tanh")
+    if activation == "ungated_relu2":
+        return F.relu(gate_up).square_()
     gate, up = gate_up.chunk(2, -1)
     if activation == "silu":
         return F.silu(gate).mul_(up)

@@ -62,6 +62,15 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "rope_interleave": (True,),
     },
     "deepseek_v3": {"topk_method": ("noaux_tc",)},
+    # Names of other fields in old configs, and what transformers does not tie.
+    "nemotron_h": {
+        "mamba_hidden_act": ("silu",),
+        "mamba_d_conv": (),
+        "mamba_n_groups": (),
+        "mamba_conv_bias": (),
+        "mamba_dt_min": (),
+        "tie_word_embeddings": (False,),
+    },
     # Of layers with a window, which these classes do not read.
     "gemma2": {"sliding_window_pattern": (2,)},
     "gpt_oss": {"sliding_window_pattern": (2,)},
@@ -130,6 +139,12 @@ _NAMES: Final = (
 INERT: Final = frozenset(f"{_TRAINING} {_OUTPUTS} {_NAMES}".split())
 # There, others than MLA's own sizes are of no model that transformers runs.
 _MLA: Final = frozenset({"head_dim", "qk_head_dim", "num_key_value_heads"})
+_NEMOTRON: Final = (
+    "chunk_size num_logits_to_keep use_mamba_kernels mamba_ssm_cache_dtype expand "
+    "time_step_max time_step_limit time_step_floor mamba_proj_bias attention_bias "
+    "n_shared_experts moe_shared_expert_overlap mtp_layers_block_type residual_in_fp32 "
+    "rescale_prenorm_residual"
+)
 # Fields that other families read, by the `model_type` of those that do not.
 INERT_OF: Final[Mapping[str, frozenset[str]]] = {
     "deepseek_v2": _MLA | {"norm_topk_prob"},
@@ -142,6 +157,8 @@ INERT_OF: Final[Mapping[str, frozenset[str]]] = {
     # Of the algorithm of sums, and of which logits are computed.
     "granitemoehybrid": frozenset({"mamba_chunk_size"}),
     "falcon_h1": frozenset({"mamba_chunk_size", "num_logits_to_keep"}),
+    # Of initial weights, kernels and of layers that predict further tokens, too.
+    "nemotron_h": frozenset(_NEMOTRON.split()),
 }
 
 

@@ -244,6 +244,28 @@ _H1_FACTORS: Final = {
     "ssm_in_multiplier": 1.4,
     "ssm_out_multiplier": 0.75,
 }
+_NEMOTRON: Final = {
+    "layers_block_type": [
+        "linear_attention",
+        "mlp",
+        "full_attention",
+        "linear_attention",
+    ],
+    "initializer_range": 0.2,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 12,
+    "ssm_state_size": 10,
+    "n_groups": 2,
+}
+_NEMOTRON_MOE: Final = (
+    _NEMOTRON
+    | _ROUTED
+    | {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+        "moe_shared_expert_intermediate_size": 40,
+        "first_k_dense_replace": ...,
+    }
+)
 _LFM2: Final = {
     "num_hidden_layers": 4,
     "layer_types": ["conv", "full_attention"] * 2,
@@ -465,6 +487,30 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         "gated alone": _FALCON_H1
         | _H1_FACTORS
         | {"mamba_d_head": 12, "mamba_n_groups": 4, "num_hidden_layers": 2},
+    },
+    "NemotronH": {
+        "dense": _NEMOTRON,
+        "biases": _NEMOTRON
+        | {
+            "layers_block_type": ["mlp", "full_attention", "mlp", "linear_attention"],
+            "use_bias": True,
+            "mlp_bias": True,
+            "use_conv_bias": False,
+            "conv_kernel": 3,
+            "n_groups": 1,
+            "time_step_min": 0.4,
+            "layer_norm_epsilon": 1e-3,
+        },
+        "experts": _NEMOTRON_MOE,
+        "latent experts": _NEMOTRON_MOE
+        | _GROUPS
+        | {
+            "layers_block_type": ["moe", "linear_attention", "mlp", "full_attention"],
+            "moe_latent_size": 20,
+            "mlp_bias": True,
+            "norm_topk_prob": False,
+            "num_key_value_heads": 1,
+        },
     },
     "Lfm2": {
         "plain": _LFM2 | {"block_auto_adjust_ff_dim": False},

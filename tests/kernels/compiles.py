@@ -47,6 +47,7 @@ from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.experts_tunes import GROUPED_TABLE, ExpertsTune
 from minfer.kernels.leaves import (
     UNGATED,
+    Activation,
     ChosenExperts,
     ExpertRouter,
     Experts,
@@ -288,24 +289,28 @@ def drafts_to_verify(splits: int) -> None:
 
 
 def mixture(tokens: int, tune: ExpertsTune | None) -> None:
-    """Three layers of experts: silu, clamped with biases, and of weighed inputs."""
-    for hidden, inter, top_k, biased in (
-        (2048, 768, 8, False),
-        (2880, 2880, 4, True),
-        (5120, 8192, 1, False),
-    ):
+    """Layers of experts: silu, clamped with biases, of weighed inputs, and ungated."""
+    shapes: tuple[tuple[int, int, int, Activation], ...] = (
+        (2048, 768, 8, "silu"),
+        (2880, 2880, 4, "clamped"),
+        (5120, 8192, 1, "silu"),
+        (2688, 1856, 6, "ungated_relu2"),
+    )
+    for hidden, inter, top_k, kind in shapes:
+        biased = kind == "clamped"
+        parts = (inter,) if kind in UNGATED else (inter, inter)
         layer = Experts(
             gate_up=Linear(
-                weight=half(2, 2 * inter, hidden),
-                bias=half(2, 2 * inter) if biased else None,
-                parts=(inter, inter),
+                weight=half(2, sum(parts), hidden),
+                bias=half(2, sum(parts)) if biased else None,
+                parts=parts,
             ),
             down=Linear(
                 weight=half(2, hidden, inter),
                 bias=half(2, hidden) if biased else None,
                 parts=(hidden,),
             ),
-            activation="clamped" if biased else "silu",
+            activation=kind,
             weighs_inputs=top_k == 1,
         )
         choice = ChosenExperts(ints(tokens, top_k), torch.ones(tokens, top_k))

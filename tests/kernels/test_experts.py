@@ -23,7 +23,7 @@ from minfer.kernels.experts_tunes import (
     ManyTokensTune,
     tune_of,
 )
-from minfer.kernels.leaves import Activation, ChosenExperts, Experts, Linear
+from minfer.kernels.leaves import UNGATED, Activation, ChosenExperts, Experts, Linear
 from minfer.kernels.pdl import arrivals
 from tests.circles import claimed, long
 
@@ -52,7 +52,7 @@ CLAIMED = [
     (17, 24, 4, 40, 100),
 ]
 SHAPES = [*FIRST, *long(zip(LONG)), *claimed(zip(CLAIMED))]
-ACTIVATIONS: list[Activation] = ["silu", "gelu_tanh", "clamped"]
+ACTIVATIONS: list[Activation] = ["silu", "gelu_tanh", "clamped", "ungated_relu2"]
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned"),
@@ -85,11 +85,12 @@ class Case:
         scores = torch.rand(tokens, experts, generator=draw, device=DEVICE)
         weights, ids = scores.topk(top_k)
         self.choice = ChosenExperts(ids.int(), weights)
+        parts = (inter,) if activation in UNGATED else (inter, inter)
         self.experts = Experts(
             gate_up=Linear(
-                weight=2 * randn(experts, 2 * inter, hidden) / hidden**0.5,
-                bias=randn(experts, 2 * inter) if bias else None,
-                parts=(inter, inter),
+                weight=2 * randn(experts, sum(parts), hidden) / hidden**0.5,
+                bias=randn(experts, sum(parts)) if bias else None,
+                parts=parts,
             ),
             down=Linear(
                 weight=randn(experts, hidden, inter) / inter**0.5,

@@ -209,7 +209,8 @@ def _of_experts(
     """Yields the matrices of experts, one by one or all in one."""
     stored = feed.keys.stored
     if stored.stacked if files.stacked is None else files.stacked:
-        name = "gate_up_proj" if len(sizes.names) > 1 else "down_proj"
+        up = "gate_up_proj" if feed.gated else "up_proj"
+        name = "down_proj" if sizes == feed.down else up
         rows = (sum(sizes.outputs),)
         stacked = evolve(sizes, names=(name,), outputs=rows, bias=False)
         transposed = stored.transposed or (stored.maybe_transposed and files.transposed)

@@ -1,20 +1,42 @@
-"""Which layers of a hybrid model have an attention, and which a recurrent sublayer."""
+"""Which layers of a hybrid model have an attention, and which a recurrent sublayer; of
+models whose layers have one sublayer each, which have a feed-forward.
+"""
+
+from typing import Final
 
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families.family import Family
 from minfer.effects.models.families.recurrent_keys import HybridLayers, LayerKind
 
-DEFAULT_INTERVAL = 4
+DEFAULT_INTERVAL: Final = 4
+COUNT: Final = "num_hidden_layers"
+
+
+def with_layer_count(reader: ConfigReader, family: Family) -> ConfigReader:
+    """Returns a config with the number of layers that are listed, if the family's class
+    ignores any other number.
+    """
+    keys = family.hybrid
+    if keys is None or not keys.alone:
+        return reader
+    listed = _listed(reader, keys)
+    if listed is None:
+        return reader
+    config = {**reader.config, COUNT: len(reader.config[listed])}
+    return ConfigReader(config, reader.source, reader.own_names)
 
 
 def read_layer_kinds(
-    reader: ConfigReader, family: Family, keys: HybridLayers, layers: int
+    reader: ConfigReader, family: Family, layers: int
 ) -> tuple[LayerKind, ...]:
     """Returns the kind of each layer. Raises `ModelConfigError`, and
     `UnsupportedModelError` for kinds that the family does not have.
     """
-    kinds = _listed_kinds(reader, keys, layers)
-    if {*kinds} == {"recurrent"}:
+    attention: LayerKind = "attention"
+    if family.hybrid is None:
+        return (attention,) * layers
+    kinds = _listed_kinds(reader, family.hybrid, layers)
+    if not {*kinds} & {"attention", "both"}:
         raise reader.refusal(
             f"no layer has an attention, which {family.architecture} needs here; models "
             f"with an attention in some layers work"
@@ -22,13 +44,24 @@ def read_layer_kinds(
     return kinds
 
 
+def _listed(reader: ConfigReader, keys: HybridLayers) -> str | None:
+    """Returns the key of the list of kinds, or of the string, that a config has. Raises
+    `ModelConfigError` for another type.
+    """
+    for key in (*keys.listed, keys.pattern):
+        if not reader.is_absent(key):
+            if type(reader.config[key]) is not (str if key == keys.pattern else list):
+                raise reader.error(key, "null, or the kind of each layer")
+            return key
+    return None
+
+
 def _listed_kinds(
     reader: ConfigReader, keys: HybridLayers, layers: int
 ) -> tuple[LayerKind, ...]:
     """Returns the kind of each layer, as a config lists or implies them."""
-    for key in keys.listed:
-        if not reader.is_absent(key):
-            return _named_kinds(reader, keys, key, layers)
+    if (listed := _listed(reader, keys)) is not None:
+        return _named_kinds(reader, keys, listed, layers)
     kinds = [keys.every] * layers
     if keys.interval:
         interval = reader.size(keys.interval, DEFAULT_INTERVAL)
@@ -43,14 +76,16 @@ def _listed_kinds(
 def _named_kinds(
     reader: ConfigReader, keys: HybridLayers, key: str, layers: int
 ) -> tuple[LayerKind, ...]:
-    """Returns the kinds that a list names."""
-    listed = reader.config[key]
-    if not isinstance(listed, list) or len(listed) != layers:
-        raise reader.error(key, f"null or a list of num_hidden_layers = {layers}")
-    unknown = sorted({str(name) for name in listed} - keys.names.keys())
+    """Returns the kinds that a list or a string names."""
+    listed, names = reader.config[key], keys.names
+    if key == keys.pattern:
+        names = keys.letters
+    if len(listed) != layers:
+        raise reader.error(key, f"null or a list of {COUNT} = {layers}")
+    unknown = sorted({str(name) for name in listed} - names.keys())
     if unknown:
         raise reader.refusal(
             f"{key} {', '.join(unknown)} are not supported for this model; "
-            f"{', '.join(keys.names)} are"
+            f"{', '.join(names)} are"
         )
-    return tuple(keys.names[name] for name in listed)
+    return tuple(names[name] for name in listed)

@@ -5,14 +5,14 @@ Each type is a file of its own, with its sizes (read from a config, without torc
 weights, made of leaves, and its step, a function over them, which adds to the residual
 stream. This file lists the types: another one is one more member of a union, and one more
 case of each function below, and of layer_step.py; recurrent.py lists those of recurrent
-sublayers.
+sublayers. layer_reader.py reads layers from a config.
 
 Most layers have an attention or a recurrent sublayer, then a feed-forward. Some have only
 one of the three (Nemotron-H); some have an attention beside a recurrent sublayer, which
 read the same normalised rows (Falcon-H1).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,26 +23,19 @@ from minfer.effects.models.architecture.altup import (
     AltUpWeights,
     altup_parts,
     empty_altup,
-    read_altup,
 )
 from minfer.effects.models.architecture.dense import (
     Dense,
     DenseWeights,
     dense_parts,
     empty_dense,
-    read_dense,
-    read_dense_layers,
 )
-from minfer.effects.models.architecture.gaussian_topk import with_cutoffs
 from minfer.effects.models.architecture.gqa import GQA
-from minfer.effects.models.architecture.gqa_reader import read_gqa
 from minfer.effects.models.architecture.gqa_weights import (
     GQAWeights,
     empty_gqa,
     gqa_parts,
 )
-from minfer.effects.models.architecture.hybrid_layers import read_layer_kinds
-from minfer.effects.models.architecture.layer_heads import with_layer_heads
 from minfer.effects.models.architecture.layer_inputs import (
     LayerInput,
     LayerInputWeights,
@@ -51,7 +44,6 @@ from minfer.effects.models.architecture.layer_inputs import (
 )
 from minfer.effects.models.architecture.linear import (
     LinearSizes,
-    NormRule,
     WeightMaker,
     unquantized,
 )
@@ -60,14 +52,12 @@ from minfer.effects.models.architecture.mla import (
     MLAWeights,
     empty_mla,
     mla_parts,
-    read_mla,
 )
 from minfer.effects.models.architecture.moe import (
     MoE,
     MoEWeights,
     empty_moe,
     moe_parts,
-    read_moe,
 )
 from minfer.effects.models.architecture.products import in_kernel_layout
 from minfer.effects.models.architecture.quantization import PLAIN_FORM, CheckpointForm
@@ -75,19 +65,9 @@ from minfer.effects.models.architecture.recurrent import (
     Recurrent,
     RecurrentWeights,
     empty_recurrent,
-    read_recurrent,
     recurrent_parts,
 )
-from minfer.effects.models.architecture.rope_scaling import (
-    FULL,
-    SCALING_BETA,
-    parse_ropes,
-)
 from minfer.effects.models.architecture.state_parts import StatePart
-from minfer.effects.models.config_reader import ConfigReader
-from minfer.effects.models.families.expert_keys import SparseLayers
-from minfer.effects.models.families.family import Family
-from minfer.effects.models.families.recurrent_keys import LayerKind
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import RankInfo
 from minfer.kernels.leaves import ExpertRouter, LatentWeights, Linear, Norm
@@ -219,182 +199,6 @@ def layer_groups(layers: tuple[Layer, ...]) -> tuple[LayerGroup, ...]:
     return tuple(
         LayerGroup(attention, tuple(indices)) for attention, indices in members.items()
     )
-
-
-def read_layers(
-    reader: ConfigReader, family: Family, norms: NormRule
-) -> tuple[tuple[Layer, ...], int]:
-    """Returns the layers that a config describes, and the context in tokens. Raises
-    `ModelConfigError` and `UnsupportedModelError`.
-    """
-    positions = family.positions
-    ropes, context = parse_ropes(
-        _with_rotated_share(reader, positions.rotary_dim),
-        bases=positions.bases,
-        partial=positions.partial,
-        longrope=positions.longrope,
-        further_keys=frozenset({SCALING_BETA} if positions.query_scale == "rope" else ()),
-        default=family.defaults.get("rope_parameters"),
-        alpha=positions.ntk_alpha,
-    )
-    names = family.norms.names
-    attention_norms = evolve(
-        norms, before_name=names.before_attention, after_name=names.after_attention
-    )
-    feed_norms = evolve(norms, before_name=names.before_feed, after_name=names.after_feed)
-    attentions: tuple[Attention, ...]
-    match family.attention:
-        case "gqa":
-            heads = read_gqa(reader, family, attention_norms, ropes)
-            attentions = with_layer_heads(reader, family, heads)
-        case "mla":
-            attentions = read_mla(reader, family, attention_norms, ropes[FULL])
-    feed_forwards = _feed_forwards(reader, family, feed_norms, len(attentions))
-    if family.extras.shared_wide and reader.flag(family.extras.shared_wide):
-        feed_forwards = _with_shared_wide(feed_forwards, attentions)
-    inputs = _read_layer_input(reader, family, norms)
-    altup = read_altup(reader, norms) if family.extras.altup else None
-    layers = tuple(
-        Layer(
-            attentions[index],
-            feed_forward,
-            family.extras.parallel,
-            inputs,
-            family.extras.scalars,
-            altup,
-        )
-        for index, feed_forward in enumerate(feed_forwards)
-    )
-    return _with_recurrent(reader, family, attention_norms, layers), context
-
-
-def _with_recurrent(
-    reader: ConfigReader, family: Family, norms: NormRule, layers: tuple[Layer, ...]
-) -> tuple[Layer, ...]:
-    """Returns layers of which some have a recurrent sublayer, if those of the family
-    do.
-    """
-    if family.recurrent is None or family.hybrid is None:
-        return layers
-    kinds = read_layer_kinds(reader, family, family.hybrid, len(layers))
-    if {*kinds} == {"attention"}:
-        return layers
-    recurrent = read_recurrent(reader, family.recurrent, norms, family.multipliers)
-    beside = evolve(recurrent, norms=evolve(norms, before_name=""))
-    changes: Mapping[LayerKind, Mapping[str, Any]] = {
-        "attention": {},
-        "recurrent": {"attention": None, "recurrent": recurrent},
-        "both": {"recurrent": beside},
-    }
-    return tuple(
-        evolve(layer, **changes[kind]) for layer, kind in zip(layers, kinds, strict=True)
-    )
-
-
-def _with_shared_wide(
-    feed_forwards: list[FeedForward], attentions: tuple[Attention, ...]
-) -> list[FeedForward]:
-    """Returns feed-forwards that are twice as wide in layers that read other layers'
-    keys.
-    """
-    return [
-        feed_forward if attention.shares_keys_of is None else _twice_as_wide(feed_forward)
-        for feed_forward, attention in zip(feed_forwards, attentions, strict=True)
-    ]
-
-
-def _twice_as_wide(feed_forward: FeedForward) -> FeedForward:
-    """Returns a dense feed-forward, or experts with one beside them, twice as wide."""
-    if isinstance(feed_forward, Dense):
-        return evolve(feed_forward, intermediate_size=2 * feed_forward.intermediate_size)
-    if (beside := feed_forward.beside) is None:
-        return feed_forward
-    wide = evolve(beside, intermediate_size=2 * beside.intermediate_size)
-    return evolve(feed_forward, beside=wide)
-
-
-def _read_layer_input(
-    reader: ConfigReader, family: Family, norms: NormRule
-) -> LayerInput | None:
-    """Returns what each layer does with an input of its own, if layers have some."""
-    key = family.extras.inputs
-    low = int(family.extras.altup)  # with AltUp, all layers have inputs
-    if not key or not reader.size(key, 0, low=low):
-        return None
-    return LayerInput(reader.size("hidden_size"), reader.size(key), norms)
-
-
-def _with_rotated_share(reader: ConfigReader, key: str) -> ConfigReader:
-    """Returns a config with the share of a head's dimensions that turn, where it has
-    their number, `key`, alone. Raises `ModelConfigError`.
-    """
-    if not key or reader.is_absent(key) or "partial_rotary_factor" in reader.config:
-        return reader
-    rotary_dim, head_dim = reader.size(key), reader.size("head_dim")
-    if rotary_dim > head_dim:
-        raise reader.error(key, f"at most head_dim = {head_dim}")
-    share = {"partial_rotary_factor": rotary_dim / head_dim}
-    return ConfigReader({**reader.config, **share}, reader.source)
-
-
-def _feed_forwards(
-    reader: ConfigReader, family: Family, norms: NormRule, layers: int
-) -> list[FeedForward]:
-    """Returns the feed-forward of each layer."""
-    experts = family.experts
-    if experts is None or not _has_experts(reader, experts.sparse):
-        dense_layers = read_dense_layers(reader, family, norms, layers)
-        return [*with_cutoffs(reader, family, dense_layers)]
-    dense = _dense_layers(reader, experts.sparse, layers)
-    sparse = read_moe(reader, family, experts, norms, layers)
-    plain = read_dense(reader, family, norms) if dense & {*range(layers)} else None
-    return [
-        mixture if i not in dense or plain is None else plain
-        for i, mixture in enumerate(sparse)
-    ]
-
-
-def _has_experts(reader: ConfigReader, keys: SparseLayers) -> bool:
-    """Returns whether a config of a family with experts has some."""
-    return not keys.enabled or reader.flag(keys.enabled)
-
-
-def _dense_layers(reader: ConfigReader, keys: SparseLayers, layers: int) -> set[int]:
-    """Returns the layers without experts. Raises `ModelConfigError`."""
-    num_dense = reader.size(keys.first_dense, 0, low=0) if keys.first_dense else 0
-    step = reader.size(keys.step, 1) if keys.step else 1
-    dense = {*reader.ids(keys.dense), *range(num_dense)}
-    dense |= {i for i in range(layers) if (i + 1) % step}
-    if keys.listed and not reader.is_absent(keys.listed):
-        dense = {*range(layers)} - {*reader.ids(keys.listed)}
-    if keys.between:
-        dense |= {*range(layers)} - _sparse_range(reader, layers)
-    if keys.layer_types and not reader.is_absent(keys.layer_types):
-        return _dense_types(reader, keys.layer_types, layers)
-    return dense
-
-
-def _sparse_range(reader: ConfigReader, num_layers: int) -> set[int]:
-    """Returns each `moe_layer_interval`-th layer of those from `moe_layer_start_index` to
-    `moe_layer_end_index`, where -1 is the last one. Raises `ModelConfigError`.
-    """
-    first = reader.size("moe_layer_start_index", low=0)
-    last = reader.size("moe_layer_end_index", low=-1)
-    interval = reader.size("moe_layer_interval")
-    end = num_layers if last == -1 else min(last + 1, num_layers)
-    return {i for i in range(first, end) if (i + 1) % interval == 0}
-
-
-def _dense_types(reader: ConfigReader, key: str, num_layers: int) -> set[int]:
-    """Returns the layers that a list calls dense, the others being sparse. Raises
-    `ModelConfigError`.
-    """
-    kinds = reader.config[key]
-    if not isinstance(kinds, list) or len(kinds) != num_layers:
-        raise reader.error(key, f"null or a list of num_hidden_layers = {num_layers}")
-    if any(kind not in ("dense", "sparse") for kind in kinds):
-        raise reader.error(key, "a list of 'dense' and 'sparse'")
-    return {i for i, kind in enumerate(kinds) if kind == "dense"}
 
 
 def empty_layer(layer: Layer, make: WeightMaker) -> LayerWeights:

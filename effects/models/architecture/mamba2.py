@@ -245,6 +245,8 @@ def _read_head_dim(reader: ConfigReader, keys: Mamba2Keys, heads: int) -> int:
 
 def _read_limits(reader: ConfigReader, keys: Mamba2Keys) -> tuple[float, float]:
     """Returns the smallest and the largest step."""
+    if keys.low:
+        return reader.positive(keys.low), inf
     if reader.is_absent(keys.limits):
         return 0.0, inf
     listed = reader.config[keys.limits]

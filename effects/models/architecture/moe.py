@@ -20,7 +20,7 @@ its own.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve, frozen
 
@@ -36,9 +36,11 @@ from minfer.effects.models.architecture.linear import (
     LinearSizes,
     NormRule,
     WeightMaker,
+    bias_parts,
     matrix_parts,
     norm_part,
     sublayer_norm_parts,
+    weight_parts,
 )
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.product_context import ProductContext
@@ -58,7 +60,9 @@ from minfer.effects.models.families.family import Family
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import SINGLE_RANK, RankInfo
 from minfer.kernels.leaves import (
+    UNGATED,
     Activation,
+    ChosenExperts,
     ExpertRouter,
     Experts,
     Linear,
@@ -86,6 +90,10 @@ class MoE:
     # Of the experts, those that this rank has; None: all of them.
     rank_experts: range | None = None
     beside: Dense | None = None  # a dense feed-forward beside the experts
+    # The width of what experts get and return; None: the residual stream's. Of another
+    # width, a product leads to it, and one back, both with a bias if there is `bias`.
+    latent_size: int | None = None
+    latent_bias: bool = False
 
     def for_rank(self, rank_info: RankInfo) -> "MoE":
         """Returns the sizes of one rank's part: some of the experts, or of each some
@@ -116,7 +124,36 @@ class MoE:
     @property
     def expert_elements(self) -> int:
         """Elements of one expert's matrices."""
-        return 3 * self.hidden_size * self.intermediate_size
+        return (2 + self.gated) * self.expert_width * self.intermediate_size
+
+    @property
+    def gated(self) -> bool:
+        """Whether experts have gates."""
+        return self.activation not in UNGATED
+
+    @property
+    def expert_width(self) -> int:
+        """Width of what experts get, and of what they return."""
+        return self.hidden_size if self.latent_size is None else self.latent_size
+
+    @property
+    def to_latent(self) -> LinearSizes | None:
+        """The product that leads to the width of experts, if there is one."""
+        return self._latent_product("to", self.hidden_size, self.expert_width)
+
+    @property
+    def from_latent(self) -> LinearSizes | None:
+        """The product that leads back, if there is one."""
+        return self._latent_product("from", self.expert_width, self.hidden_size)
+
+    def _latent_product(
+        self, way: Literal["to", "from"], inputs: int, outputs: int
+    ) -> LinearSizes | None:
+        """Returns the sizes of a product that all ranks have."""
+        if self.latent_size is None:
+            return None
+        name = self.keys.stored.latent[way == "from"]
+        return LinearSizes((name,), (outputs,), inputs, Shard.NONE, self.latent_bias)
 
     @property
     def router_elements(self) -> int:
@@ -126,13 +163,14 @@ class MoE:
 
     @property
     def gate_up(self) -> LinearSizes:
-        """The gates of all experts, and what they multiply."""
+        """The gates of all experts, if they have some, and what they multiply."""
         stored = self.keys.stored
         gate, up, _ = stored.matrices
+        names = (gate, up) if self.gated else (up,)
         return LinearSizes(
-            names=(f"{stored.experts}.0.{gate}", f"{stored.experts}.0.{up}"),
-            outputs=(self.intermediate_size, self.intermediate_size),
-            inputs=self.hidden_size,
+            names=tuple(f"{stored.experts}.0.{name}" for name in names),
+            outputs=(self.intermediate_size,) * len(names),
+            inputs=self.expert_width,
             shard=Shard.COLUMN,
             bias=self.keys.bias,
             experts=self.num_rank_experts,
@@ -144,7 +182,7 @@ class MoE:
         stored = self.keys.stored
         return LinearSizes(
             names=(f"{stored.experts}.0.{stored.matrices[2]}",),
-            outputs=(self.hidden_size,),
+            outputs=(self.expert_width,),
             inputs=self.intermediate_size,
             shard=Shard.ROW,
             bias=self.keys.bias,
@@ -156,7 +194,9 @@ class MoE:
         """The sizes of all matrices but the router."""
         shared = () if self.shared is None else self.shared.matrices
         beside = () if self.beside is None else self.beside.matrices
-        return (self.gate_up, self.down, *shared, *beside)
+        products = (self.to_latent, self.from_latent)
+        latent = (sizes for sizes in products if sizes is not None)
+        return (self.gate_up, self.down, *latent, *shared, *beside)
 
     @property
     def parameters(self) -> int:
@@ -183,6 +223,8 @@ class MoE:
         """Returns the elements of the weights, with this number of experts."""
         bias = (2 * self.intermediate_size + self.hidden_size) * self.keys.bias
         routed = experts * (self.expert_elements + bias)
+        if self.to_latent is not None and self.from_latent is not None:
+            routed += self.to_latent.elements + self.from_latent.elements
         shared = 0
         if self.shared is not None:
             shared = self.shared.gate_up.elements + self.shared.down.elements
@@ -196,7 +238,8 @@ class MoE:
         """Elements that a token keeps at the widest place: in each of its experts gates
         and ups, their product, and a result.
         """
-        routed = self.rule.top_k * (3 * self.intermediate_size + self.hidden_size)
+        routed = self.rule.top_k * (3 * self.intermediate_size + self.expert_width)
+        routed += 2 * (self.latent_size or 0)
         shared = 0 if self.shared is None else self.shared.activation_elements
         beside = 0
         if self.beside is not None:
@@ -223,6 +266,14 @@ class BesideWeights:
     result: Norm  # [hidden], of the experts' result
 
 
+@frozen(eq=False)
+class LatentProducts:
+    """The products to the width of experts, and back."""
+
+    to_latent: Linear
+    from_latent: Linear
+
+
 @frozen(eq=False, kw_only=True)
 class MoEWeights:
     """The weights of one layer's mixture of experts."""
@@ -233,6 +284,7 @@ class MoEWeights:
     shared: SharedWeights | None
     after: Norm | None = None  # [hidden], of the result
     beside: BesideWeights | None = None
+    latent: LatentProducts | None = None
 
 
 def read_moe(
@@ -263,6 +315,8 @@ def read_moe(
         norms=norms,
         shared=_read_shared(reader, family, keys.shared, norms, inter),
         beside=beside,
+        latent_size=None if reader.is_absent(keys.latent) else reader.size(keys.latent),
+        latent_bias=reader.is_set(family.biases.mlp),
     )
     return [evolve(mixture, rule=rules[top_k]) for top_k in per_layer]
 
@@ -388,7 +442,17 @@ def empty_moe(sizes: MoE, make: WeightMaker) -> MoEWeights:
         shared=shared,
         after=after,
         beside=None if sizes.beside is None else _empty_beside(sizes, sizes.beside, make),
+        latent=_empty_latent(sizes, make),
     )
+
+
+def _empty_latent(sizes: MoE, make: WeightMaker) -> LatentProducts | None:
+    """Returns uninitialised products to the width of experts and back, if there are
+    any.
+    """
+    if sizes.to_latent is None or sizes.from_latent is None:
+        return None
+    return LatentProducts(make.linear(sizes.to_latent), make.linear(sizes.from_latent))
 
 
 def _empty_beside(sizes: MoE, dense: Dense, make: WeightMaker) -> BesideWeights:
@@ -421,12 +485,29 @@ def moe_parts(
     is_stacked = keys.stored.stacked if form.stacked is None else form.stacked
     if sizes.beside is not None and weights.beside is not None:
         yield from _beside_parts(sizes, sizes.beside, weights, weights.beside, form)
+    if weights.latent is not None:
+        yield from _latent_parts(sizes, weights.latent, form)
     expert_parts = _stacked_parts if is_stacked or keys.stored.stacks else _single_parts
     yield from expert_parts(sizes, weights.experts, form)
     if sizes.shared is not None and shared is not None:
         yield from dense_matrix_parts(sizes.shared, shared.gate_up, shared.down, form)
         if shared.gate is not None:
             yield WeightPart(f"{keys.shared.name}_gate.weight", shared.gate.weight)
+
+
+def _latent_parts(
+    sizes: MoE, latent: LatentProducts, form: CheckpointForm
+) -> Iterator[WeightPart]:
+    """Yields the tensors of the products to the width of experts and back. Ranks sum what
+    the latter returns, so one of them adds its bias.
+    """
+    if (to_latent := sizes.to_latent) is not None:
+        yield from weight_parts(to_latent, latent.to_latent, form)
+        yield from bias_parts(to_latent, latent.to_latent)
+    if (from_latent := sizes.from_latent) is not None:
+        yield from weight_parts(from_latent, latent.from_latent, form)
+        for part in bias_parts(from_latent, latent.from_latent):
+            yield evolve(part, on_one_rank=True)
 
 
 def _beside_parts(
@@ -456,10 +537,10 @@ def _single_parts(
 ) -> Iterator[WeightPart]:
     """Yields the tensors of each expert."""
     gate, up, down = sizes.keys.stored.matrices
+    names = (gate, up, down) if sizes.gated else (up, down)
     for index, expert in enumerate(sizes.rank_experts or range(sizes.experts)):
-        of_gate, of_up = experts.gate_up.select(index).pieces()
-        pieces = ((gate, of_gate), (up, of_up), (down, experts.down.select(index)))
-        for name, leaf in pieces:
+        leaves = (*experts.gate_up.select(index).pieces(), experts.down.select(index))
+        for name, leaf in zip(names, leaves, strict=True):
             matrix = f"{sizes.keys.stored.experts}.{expert}.{name}"
             yield from matrix_parts(matrix, leaf, form)
             if leaf.bias is not None:
@@ -475,9 +556,9 @@ def _stacked_parts(
     transposed = stored.transposed or (stored.maybe_transposed and form.transposed)
     alternate = _gates_first if stored.alternating else None
     # Alternating gates and ups are divided as one matrix.
-    num_fused = 1 if stored.alternating else 2
+    num_fused = 1 if stored.alternating or not sizes.gated else 2
     gate_up, down = stored.stacks or (
-        f"{stored.experts}.gate_up_proj",
+        f"{stored.experts}.{'gate_up_proj' if sizes.gated else 'up_proj'}",
         f"{stored.experts}.down_proj",
     )
     for matrix, leaf, sizes_of, order, fused in (
@@ -547,11 +628,29 @@ def feed_moe(
     )
     total = hidden if adds_directly else hidden.new_zeros(hidden.shape)
     choice = route(x, weights.router, step.products)
-    add_experts(total, x, weights.experts, choice, step.products)
+    if weights.latent is None:
+        add_experts(total, x, weights.experts, choice, step.products)
+    else:
+        _add_latent(weights.experts, weights.latent, choice, total, x, step.products)
     if weights.shared is not None:
         _add_shared(sizes, weights.shared, total, x, step.products)
     if not adds_directly:
         add_part(hidden, total, step.communicator, weights.after)
+
+
+def _add_latent(
+    experts: Experts,
+    latent: LatentProducts,
+    choice: ChosenExperts,
+    total: "Tensor",
+    x: "Tensor",
+    context: ProductContext,
+) -> None:
+    """Add the experts of normalised tokens `x`, which have a width of their own."""
+    inputs = linear(x, latent.to_latent, context)
+    results = inputs.new_zeros(inputs.shape)
+    add_experts(results, inputs, experts, choice, context)
+    add_product(total, results, latent.from_latent, context, SINGLE_RANK)
 
 
 def _feed_beside(

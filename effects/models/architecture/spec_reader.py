@@ -5,8 +5,10 @@ from typing import Any, Final
 
 from attrs import evolve
 
+from minfer.effects.models.architecture.hybrid_layers import with_layer_count
 from minfer.effects.models.architecture.layer_inputs import InputTable
-from minfer.effects.models.architecture.layers import Layer, read_layers
+from minfer.effects.models.architecture.layer_reader import read_layers
+from minfer.effects.models.architecture.layers import Layer
 from minfer.effects.models.architecture.linear import NormRule
 from minfer.effects.models.architecture.quantization import read_quantization
 from minfer.effects.models.architecture.refusals import refuse_kind
@@ -42,6 +44,7 @@ ACTIVATION_NAMES: Final[Mapping[Activation, tuple[str, ...]]] = {
     "gelu_tanh": ("gelu_pytorch_tanh",),
     "ungated_gelu": ("gelu",),
     "ungated_gelu_tanh": ("gelu_pytorch_tanh", "gelu_new"),
+    "ungated_relu2": ("relu2",),
 }
 # How the names of tensors begin that are of other parts, beside a config of text alone.
 OTHER_PARTS: Final = tuple(
@@ -64,6 +67,7 @@ def parse_spec(
     family, config = half.family, half.config
     assumed = {"rms_norm_eps": RMS_NORM_EPS, **family.defaults}
     reader = ConfigReader({**assumed, **config}, source, family.own_names)
+    reader = with_layer_count(reader, family)
     residual_multiplier = _factor(reader, family.factors.residual)
     norms = NormRule(
         eps=reader.positive("rms_norm_eps"),

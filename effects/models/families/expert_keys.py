@@ -63,6 +63,8 @@ class StoredExperts:
     router: str = "mlp.gate"
     experts: str = "mlp.experts"
     matrices: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    # The products to the width of experts, and back, where they have one of their own.
+    latent: tuple[str, str] = ("", "")
     # Published checkpoints have the matrices of all experts as one tensor.
     stacked: bool = False
     # The names of the two stacked tensors, where checkpoints have no others.
@@ -90,6 +92,8 @@ class ExpertKeys:
 
     count: tuple[str, ...]  # keys of their number, the first that is there
     inter: str = "moe_intermediate_size"  # the key of an expert's width
+    # The key of the width of what experts get and return, if it is their own (Nemotron-H)
+    latent: str = ""
     bias: bool = False  # router and experts have biases
     routing: Routing = Routing()
     shared: SharedExperts = SharedExperts()

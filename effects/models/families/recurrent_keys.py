@@ -6,7 +6,8 @@ from typing import Literal
 
 from attrs import frozen
 
-LayerKind = Literal["attention", "recurrent", "both"]
+# "dense" and "sparse": a feed-forward alone, in models whose layers have one sublayer.
+LayerKind = Literal["attention", "recurrent", "both", "dense", "sparse"]
 
 
 @frozen(kw_only=True)
@@ -19,6 +20,12 @@ class HybridLayers:
     names: Mapping[str, LayerKind] = MappingProxyType(
         {"full_attention": "attention", "linear_attention": "recurrent"}
     )
+    # The key of a string instead of a list, and kinds by their letters there.
+    pattern: str = ""
+    letters: Mapping[str, LayerKind] = MappingProxyType({})
+    # Each layer has one sublayer: an attention, a recurrent one, or a feed-forward; and
+    # the list, or the string, says how many there are (Nemotron-H).
+    alone: bool = False
     # Without a list: the kind of all layers, or the key of how often a layer has an
     # attention, 4 where a config has none; or that of a list of the layers that have one,
     # all of them where there is none.
@@ -55,6 +62,7 @@ class Mamba2Keys:
     in_bias: str = "mamba_proj_bias"
     out_bias: str = "mamba_proj_bias"
     limits: str = "time_step_limit"  # of steps: the smallest and the largest
+    low: str = ""  # or that of the smallest alone
     out_norm: bool | str = True  # results are normalised
     norm_first: str = ""  # the flag of whether they are before the gate
 

@@ -20,6 +20,7 @@ from minfer.effects.models.families import (
     mimo,
     minimax,
     mistral,
+    nemotron,
     olmo,
     phi,
     qwen,
@@ -56,6 +57,7 @@ _ROWS: Final = (
     *falcon.ROWS,
     *starcoder.ROWS,
     *lfm.ROWS,
+    *nemotron.ROWS,
 )
 # Other names of a `model_type`: Kimi K2 is DeepSeek-V3 with other sizes.
 MODEL_TYPE_ALIASES: Final[Mapping[str, str]] = {"kimi_k2": "deepseek_v3"}

@@ -388,3 +388,25 @@ def test_mistral_with_layer_types_is_ministral() -> None:
     spec = parse_spec({**config, **published})
     assert spec.windows == (None, 16, 16)
     assert spec.layers == parse_spec(config).layers
+
+
+def test_a_pattern_of_letters_is_the_list_of_kinds() -> None:
+    """As Nemotron-H's configs were published; the number of layers follows from it."""
+    config = written("NemotronH", VARIANTS["NemotronH", "latent experts"])
+    assert config["layers_block_type"] == [
+        "moe",
+        "linear_attention",
+        "mlp",
+        "full_attention",
+    ]
+    published = config | {
+        "layers_block_type": None,
+        "hybrid_override_pattern": "EM-*",
+        "num_hidden_layers": 52,
+    }
+    spec = parse_spec(published)
+    assert spec == parse_spec(config)
+    kinds = [
+        [type(sublayer).__name__ for sublayer in layer.sublayers] for layer in spec.layers
+    ]
+    assert kinds == [["MoE"], ["Mamba2"], ["Dense"], ["GQA"]]
