@@ -56,6 +56,7 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "zero_expert_num": (0,),
 }
 # The same of one family, by its `model_type`: what other families read.
+_GATES: Final = {"attn_output_gate": (True,), "output_gate_type": ("swish", "silu")}
 NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "deepseek_v2": {
         "topk_method": ("greedy", "group_limited_greedy"),
@@ -71,6 +72,10 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "mamba_dt_min": (),
         "tie_word_embeddings": (False,),
     },
+    # Gates that transformers has in any case.
+    "qwen3_next": _GATES,
+    "qwen3_5_text": _GATES,
+    "qwen3_5_moe_text": _GATES,
     # Of layers with a window, which these classes do not read.
     "gemma2": {"sliding_window_pattern": (2,)},
     "gpt_oss": {"sliding_window_pattern": (2,)},

@@ -1,12 +1,17 @@
 """The fields of published config.json files, without `quantization_config`.
 
-With each its parameters, as its authors state them: of DeepSeek-V3 and GLM-4.5-Air
-without the layers that predict further tokens.
+With each its parameters, as its authors state them: of DeepSeek-V3, GLM-4.5-Air and
+Qwen without the layers that predict further tokens, and without towers.
 """
 
 import json
 from typing import Any, Final
 
+_MAMBA: Final = ["attention", *["mamba"] * 9]
+GRANITE: Final = [*["mamba"] * 5, *_MAMBA * 3, *_MAMBA[:5]]
+LFM: Final = [
+    "full_attention" if layer in {2, 6, 10, 14, 18, 21} else "conv" for layer in range(24)
+]
 _TEXTS: Final = {
     "Qwen3-30B-A3B": """{"architectures": ["Qwen3MoeForCausalLM"],
 "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 151643,
@@ -175,6 +180,139 @@ _TEXTS: Final = {
 "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 10000.0,
 "router_aux_loss_coef": 0.01, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
 "transformers_version": "4.47.1", "use_cache": false, "vocab_size": 50304}""",
+    "Qwen3-Next-80B-A3B": """{"attention_bias": false, "decoder_sparse_step": 1,
+"eos_token_id": 151645, "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048,
+"intermediate_size": 5120, "full_attention_interval": 4, "linear_conv_kernel_dim": 4,
+"linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+"linear_value_head_dim": 128, "max_position_embeddings": 262144, "mlp_only_layers": [],
+"model_type": "qwen3_next", "moe_intermediate_size": 512, "norm_topk_prob": true,
+"num_attention_heads": 16, "num_experts": 512, "num_experts_per_tok": 10,
+"num_hidden_layers": 48, "num_key_value_heads": 2, "partial_rotary_factor": 0.25,
+"rms_norm_eps": 1e-06, "rope_theta": 10000000, "shared_expert_intermediate_size": 512,
+"tie_word_embeddings": false, "use_sliding_window": false, "vocab_size": 151936,
+"architectures": ["Qwen3NextForCausalLM"]}""",
+    "Qwen3.5-35B-A3B": """{"architectures": ["Qwen3_5MoeForConditionalGeneration"],
+"model_type": "qwen3_5_moe", "tie_word_embeddings": false, "text_config":
+{"attention_bias": false, "attn_output_gate": true, "eos_token_id": 248044,
+"full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu",
+"linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+"linear_value_head_dim": 128, "mamba_ssm_dtype": "float32", "max_position_embeddings":
+262144, "mlp_only_layers": [], "mtp_num_hidden_layers": 1,
+"mtp_use_dedicated_embeddings": false, "partial_rotary_factor": 0.25, "rms_norm_eps":
+1e-06, "rope_parameters": {"mrope_interleaved": true, "mrope_section": [11, 11, 10],
+"partial_rotary_factor": 0.25, "rope_theta": 10000000, "rope_type": "default"},
+"vocab_size": 248320, "hidden_size": 2048, "linear_num_value_heads": 32, "model_type":
+"qwen3_5_moe_text", "moe_intermediate_size": 512, "num_attention_heads": 16,
+"num_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 40,
+"num_key_value_heads": 2, "shared_expert_intermediate_size": 512, "tie_word_embeddings":
+false}}""",
+    "granite-4.0-h-tiny": """{"architectures": ["GraniteMoeHybridForCausalLM"],
+"attention_bias": false, "attention_multiplier": 0.0078125, "embedding_multiplier": 12,
+"eos_token_id": 100257, "hidden_act": "silu", "hidden_size": 1536, "intermediate_size":
+512, "layer_types": LAYERS, "logits_scaling": 6, "mamba_chunk_size": 256,
+"mamba_conv_bias": true, "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_state": 128,
+"mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 48, "mamba_proj_bias": false,
+"max_position_embeddings": 131072, "model_type": "granitemoehybrid",
+"normalization_function": "rmsnorm", "num_attention_heads": 12, "num_experts_per_tok":
+6, "num_hidden_layers": 40, "num_key_value_heads": 4, "num_local_experts": 64,
+"position_embedding_type": "nope", "residual_multiplier": 0.22, "rms_norm_eps": 1e-05,
+"rope_scaling": null, "rope_theta": 10000, "shared_intermediate_size": 1024,
+"tie_word_embeddings": true, "vocab_size": 100352}""".replace(
+        "LAYERS", json.dumps(GRANITE)
+    ),
+    "granite-4.0-h-micro": """{"architectures": ["GraniteMoeHybridForCausalLM"],
+"attention_bias": false, "attention_multiplier": 0.015625, "embedding_multiplier": 12,
+"eos_token_id": 100257, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size":
+8192, "layer_types": LAYERS, "logits_scaling": 8, "mamba_chunk_size": 256,
+"mamba_conv_bias": true, "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_state": 128,
+"mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 64, "mamba_proj_bias": false,
+"max_position_embeddings": 131072, "model_type": "granitemoehybrid",
+"normalization_function": "rmsnorm", "num_attention_heads": 32, "num_experts_per_tok":
+0, "num_hidden_layers": 40, "num_key_value_heads": 8, "num_local_experts": 0,
+"position_embedding_type": "nope", "residual_multiplier": 0.22, "rms_norm_eps": 1e-05,
+"rope_scaling": null, "rope_theta": 10000, "shared_intermediate_size": 8192,
+"tie_word_embeddings": true, "vocab_size": 100352}""".replace(
+        "LAYERS", json.dumps(GRANITE)
+    ),
+    "NVIDIA-Nemotron-Nano-9B-v2": """{"architectures": ["NemotronHForCausalLM"],
+"attention_bias": false, "attention_dropout": 0.0, "chunk_size": 128, "conv_kernel": 4,
+"eos_token_id": 12, "expand": 2, "head_dim": 128, "hidden_size": 4480,
+"hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+"initializer_range": 0.02, "intermediate_size": 15680, "layer_norm_epsilon": 1e-05,
+"mamba_head_dim": 80, "mamba_hidden_act": "silu", "mamba_num_heads": 128,
+"mamba_proj_bias": false, "max_position_embeddings": 131072, "mlp_bias": false,
+"mlp_hidden_act": "relu2", "model_type": "nemotron_h", "n_groups": 8,
+"num_attention_heads": 40, "num_hidden_layers": 56, "num_key_value_heads": 8,
+"rescale_prenorm_residual": true, "residual_in_fp32": false, "rms_norm_eps": 1e-05,
+"ssm_state_size": 128, "tie_word_embeddings": false, "time_step_floor": 0.0001,
+"time_step_limit": [0.0, Infinity], "time_step_max": 0.1, "time_step_min": 0.001,
+"time_step_rank": 256, "use_bias": false, "use_conv_bias": true, "use_mamba_kernels":
+true, "vocab_size": 131072}""",
+    "NVIDIA-Nemotron-3-Nano-30B-A3B": """{"architectures": ["NemotronHForCausalLM"],
+"attention_bias": false, "attention_dropout": 0.0, "chunk_size": 128, "conv_kernel": 4,
+"eos_token_id": 12, "expand": 2, "head_dim": 128, "hidden_size": 2688,
+"hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+"initializer_range": 0.02, "intermediate_size": 1856, "layer_norm_epsilon": 1e-05,
+"mamba_head_dim": 64, "mamba_hidden_act": "silu", "mamba_num_heads": 64,
+"mamba_proj_bias": false, "max_position_embeddings": 262144, "mlp_bias": false,
+"mlp_hidden_act": "relu2", "model_type": "nemotron_h", "n_groups": 8,
+"num_attention_heads": 32, "num_hidden_layers": 52, "num_key_value_heads": 2,
+"rescale_prenorm_residual": true, "residual_in_fp32": false, "rms_norm_eps": 1e-05,
+"ssm_state_size": 128, "tie_word_embeddings": false, "time_step_floor": 0.0001,
+"time_step_limit": [0.0, Infinity], "time_step_max": 0.1, "time_step_min": 0.001,
+"time_step_rank": 256, "use_bias": false, "use_conv_bias": true, "use_mamba_kernels":
+true, "vocab_size": 131072, "moe_intermediate_size": 1856,
+"moe_shared_expert_intermediate_size": 3712, "n_group": 1, "n_routed_experts": 128,
+"n_shared_experts": 1, "norm_topk_prob": true, "num_experts_per_tok": 6,
+"routed_scaling_factor": 2.5, "topk_group": 1}""",
+    "Falcon-H1-0.5B": """{"architectures": ["FalconH1ForCausalLM"], "attention_bias":
+false, "attention_in_multiplier": 1.0, "attention_out_multiplier": 0.9375,
+"embedding_multiplier": 5.656854249492381, "eos_token_id": 11, "head_dim": 64,
+"hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 2048, "key_multiplier":
+0.390625, "lm_head_multiplier": 0.0390625, "mamba_chunk_size": 128, "mamba_conv_bias":
+true, "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_ssm": 1536, "mamba_d_state": 128,
+"mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 24, "mamba_norm_before_gate":
+false, "mamba_proj_bias": false, "mamba_rms_norm": false, "mamba_use_mlp": true,
+"max_position_embeddings": 16384, "mlp_bias": false, "mlp_expansion_factor": 8,
+"mlp_multipliers": [0.8838834764831844, 0.5859375], "model_type": "falcon_h1",
+"num_attention_heads": 8, "num_hidden_layers": 36, "num_key_value_heads": 2,
+"projectors_bias": false, "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta":
+100000000000.0, "ssm_in_multiplier": 1.25, "ssm_multipliers": [0.3535533905932738, 0.25,
+0.3535533905932738, 0.5, 0.3535533905932738], "ssm_out_multiplier": 0.23570226039551587,
+"tie_word_embeddings": false, "vocab_size": 32784}""",
+    "Falcon-H1-7B": """{"architectures": ["FalconH1ForCausalLM"], "attention_bias":
+false, "attention_in_multiplier": 1.0, "attention_out_multiplier": 0.9375,
+"embedding_multiplier": 5.656854249492381, "eos_token_id": 11, "head_dim": 128,
+"hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 12288, "key_multiplier":
+0.390625, "lm_head_multiplier": 0.0390625, "mamba_chunk_size": 128, "mamba_conv_bias":
+true, "mamba_d_conv": 4, "mamba_d_head": 128, "mamba_d_ssm": 3072, "mamba_d_state": 256,
+"mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 24, "mamba_norm_before_gate":
+false, "mamba_proj_bias": false, "mamba_rms_norm": false, "mamba_use_mlp": true,
+"max_position_embeddings": 262144, "mlp_bias": false, "mlp_expansion_factor": 8,
+"mlp_multipliers": [0.8838834764831844, 0.5859375], "model_type": "falcon_h1",
+"num_attention_heads": 12, "num_hidden_layers": 44, "num_key_value_heads": 2,
+"projectors_bias": false, "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta":
+100000000000.0, "ssm_in_multiplier": 1.25, "ssm_multipliers": [0.3535533905932738, 0.25,
+0.3535533905932738, 0.5, 0.3535533905932738], "ssm_out_multiplier": 0.23570226039551587,
+"tie_word_embeddings": false, "vocab_size": 130048}""",
+    "LFM2-1.2B": """{"architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim":
+true, "block_dim": 2048, "block_ff_dim": 12288, "block_ffn_dim_multiplier": 1.0,
+"block_mlp_init_scale": 1.0, "block_multiple_of": 256, "block_norm_eps": 1e-05,
+"block_out_init_scale": 1.0, "block_use_swiglu": true, "block_use_xavier_init": true,
+"conv_L_cache": 3, "conv_bias": false, "conv_dim": 2048, "conv_dim_out": 2048,
+"conv_use_xavier_init": true, "eos_token_id": 7, "full_attn_idxs": [2, 5, 8, 10, 12,
+14], "hidden_size": 2048, "initializer_range": 0.02, "max_position_embeddings": 128000,
+"model_type": "lfm2", "norm_eps": 1e-05, "num_attention_heads": 32, "num_heads": 32,
+"num_hidden_layers": 16, "num_key_value_heads": 8, "rope_theta": 1000000.0, "use_cache":
+true, "use_pos_enc": true, "vocab_size": 65536}""",
+    "LFM2-8B-A1B": """{"architectures": ["Lfm2MoeForCausalLM"], "conv_L_cache": 3,
+"conv_bias": false, "eos_token_id": 7, "hidden_size": 2048, "initializer_range": 0.02,
+"intermediate_size": 7168, "layer_types": LAYERS, "max_position_embeddings": 128000,
+"model_type": "lfm2_moe", "moe_intermediate_size": 1792, "norm_eps": 1e-05,
+"norm_topk_prob": true, "num_attention_heads": 32, "num_dense_layers": 2, "num_experts":
+32, "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8,
+"rope_theta": 1000000.0, "routed_scaling_factor": 1.0, "use_cache": true,
+"use_expert_bias": true, "vocab_size": 65536}""".replace("LAYERS", json.dumps(LFM)),
 }
 PUBLISHED: Final[dict[str, dict[str, Any]]] = {
     name: json.loads(text) for name, text in _TEXTS.items()
@@ -193,4 +331,14 @@ BILLIONS: Final = {
     "Phi-3-mini-4k-instruct": 3.82,
     "Mixtral-8x7B-Instruct-v0.1": 46.7,
     "OLMoE-1B-7B-0125-Instruct": 6.92,
+    "Qwen3-Next-80B-A3B": 79.674,
+    "Qwen3.5-35B-A3B": 34.66,
+    "granite-4.0-h-tiny": 6.94,
+    "granite-4.0-h-micro": 3.19,
+    "NVIDIA-Nemotron-Nano-9B-v2": 8.89,
+    "NVIDIA-Nemotron-3-Nano-30B-A3B": 31.58,
+    "Falcon-H1-0.5B": 0.5214,
+    "Falcon-H1-7B": 7.59,
+    "LFM2-1.2B": 1.17,
+    "LFM2-8B-A1B": 8.34,
 }

@@ -179,9 +179,9 @@ def read_dense_layers(
 
 def _read_width(reader: ConfigReader, keys: FeedForward, hidden: int) -> int:
     """Returns the width of dense feed-forwards."""
-    width = reader.size(keys.width, keys.default_ratio * hidden or None)
-    if keys.first_width:
-        width = reader.size(keys.first_width, width)
+    first = keys.first_width and not reader.is_absent(keys.first_width)
+    key = keys.first_width if first else keys.width
+    width = reader.size(key, keys.default_ratio * hidden or None)
     if not keys.adjusted or not reader.flag(keys.adjusted):
         return width
     width = int(2 * width / 3)

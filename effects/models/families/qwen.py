@@ -78,6 +78,7 @@ _DELTA_35: Final = evolve(
     _NEXT,
     architecture="Qwen3_5ForCausalLM",
     model_type="qwen3_5_text",
+    class_aliases=("Qwen3_5ForConditionalGeneration",),  # of a text half alone
     defaults=_DELTA | {"num_key_value_heads": 4},
     recurrent=GatedDeltaKeys(by_key_head=False),
     positions=Positions(partial=True, sections=True),
@@ -87,6 +88,7 @@ _DELTA_35_MOE: Final = evolve(
     _DELTA_35,
     architecture="Qwen3_5MoeForCausalLM",
     model_type="qwen3_5_moe_text",
+    class_aliases=("Qwen3_5MoeForConditionalGeneration",),
     defaults=_DELTA
     | {
         "num_key_value_heads": 2,

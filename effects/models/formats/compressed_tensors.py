@@ -38,7 +38,7 @@ KEYS: Final = FormatKeys(
 )
 GROUP_KEYS: Final = FormatKeys(
     read=words("weights input_activations output_activations format"),
-    inert=words("targets"),  # the names of tensors say which matrices are quantized
+    inert=words("targets"),  # tensors' names say which matrices are; see `_of_mtp`
 )
 SPARSITY_KEYS: Final = FormatKeys(
     read=words("format"),
@@ -164,12 +164,25 @@ def read_compressed(
         check_keys(reader, f"{label}: weights", group.get("weights"), WEIGHT_KEYS)
         check_keys(reader, f"{label}: input_activations", inputs, INPUT_KEYS)
     _check_further(reader, quant_config)
-    formats = {_read_scheme(reader, group) for group in groups.values()}
-    for group in groups.values():
+    read = [group for group in groups.values() if not _of_mtp(group)]
+    formats = {_read_scheme(reader, group) for group in read}
+    for group in read:
         _check_stored(reader, group, group.get("format") or quant_config.get("format"))
     if len(formats) != 1:
         raise _refusal(reader, f"{len(formats)} ways in one model are", "one is")
     return formats.pop()
+
+
+def _of_mtp(group: Mapping[str, Any]) -> bool:
+    """Whether a group is of layers alone that predict further tokens: these are not
+    read.
+    """
+    targets = group.get("targets")
+    return (
+        isinstance(targets, list)
+        and bool(targets)
+        and all(isinstance(target, str) and "mtp" in target for target in targets)
+    )
 
 
 def _check_further(reader: ConfigReader, quant_config: Mapping[str, Any]) -> None:

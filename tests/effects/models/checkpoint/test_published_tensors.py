@@ -220,7 +220,9 @@ def predicts_further(label: str) -> bool:
     """Whether a checkpoint has layers that predict further tokens."""
     row = CHECKPOINTS[label]
     by_config = bool(row["config"].get("num_nextn_predict_layers"))
-    return by_config or any(pattern.startswith("model.mtp") for pattern in row["tensors"])
+    return by_config or any(
+        pattern.startswith(("model.mtp", "mtp.")) for pattern in row["tensors"]
+    )
 
 
 @pytest.mark.parametrize("label", ["olmOCR-7B-0225-preview", "dolphin-mixtral-8x7b"])
