@@ -1,8 +1,8 @@
 """How much of prompts is hit where layers keep a state: the engine's own decisions on a
 virtual clock, without a model.
 
-Sizes are those of Qwen3-Next-80B-A3B: a block of 64 tokens of its 12 attention layers is a
-page, and the float32 state of its 36 recurrent layers 50 of them. First, prompts that
+Sizes are those of Qwen3-Next-80B-A3B: a block of 64 tokens of its 12 attention layers
+is a page, and the float32 state of its 36 recurrent layers 50 of them. First, prompts that
 share a number of tokens come one after another: the share of these that is hit. Then
 conversations run at once in a pool that holds a part of them: the tokens of their prompts
 that are hit, of all and of those that they had before.
@@ -21,7 +21,7 @@ from attrs import define, field
 from bench import results
 from minfer.engine import step
 from minfer.records.config import CacheGroup, EngineConfig
-from minfer.records.messages import Admitted, Emit, Submit
+from minfer.records.messages import Admitted, Emit, Event, Submit
 from minfer.records.request import Request
 from minfer.records.state import Turn, initial
 from minfer.records.state_keeping import StateKeeping
@@ -109,7 +109,7 @@ class Load:
             config, Simulated(), COST, initial(config), 0.0, 0, step, Guesses()
         )
         while (now := engine.due(self.coming[0][0] if self.coming else inf)) < inf:
-            arrived = list[Submit]()
+            arrived = list[Event]()
             while self.coming and self.coming[0][0] <= now:
                 arrived.append(Submit(heappop(self.coming)[2]))
             turn = engine.take(now, arrived)
