@@ -2,10 +2,10 @@
 virtual clock, without a model.
 
 Sizes are those of Qwen3-Next-80B-A3B: a block of 64 tokens of its 12 attention layers
-is a page, and the float32 state of its 36 recurrent layers 50 of them. First, prompts that
-share a number of tokens come one after another: the share of these that is hit. Then
-conversations run at once in a pool that holds a part of them: the tokens of their prompts
-that are hit, of all and of those that they had before.
+is a page, and the float32 state of its 36 recurrent layers 50 of them. First, prompts
+that share a number of tokens come one after another: the share of these that is hit.
+Then conversations run at once in a pool that holds a part of them: the tokens of their
+prompts that are hit, of all and of those that they had before.
 """
 
 import argparse
