@@ -190,7 +190,7 @@ def _allocate(
         start=start,
     )
     if config.state_group:
-        seat = with_states(config, seat, hit, working, origin)
+        seat = with_states(config, change, seat, hit, working, origin)
     reasons = _reasons(state, seq, hit.found, full, size, copies)
     if not seq.preempted:
         now = current_load(config, state, num_newcomers)

@@ -16,6 +16,7 @@ from minfer.blocks.prefix import ROOT, Pages, is_live, pages_of
 from minfer.planning.states import (
     block_before_state,
     droppable,
+    is_pressed,
     most_state_pages,
     next_save,
     state_key,
@@ -81,8 +82,14 @@ def plan_saves(
             saves.append(SaveState(i - bisect_left(out, i), pages))
             states = evolve(states, last=scheduled[i])
             chains[i] = evolve(run.chains[i], states=states)
-        last = run.last_index[i]
-        save_at[i] = next_save(config, run.seqs[i], states, scheduled[i], last)
+        save_at[i] = next_save(
+            config,
+            run.seqs[i],
+            states,
+            scheduled[i],
+            run.last_index[i],
+            pressed=is_pressed(config, taker.change.pool),
+        )
     running = edited(run, chains=chains, save_at=save_at)
     builder.state = evolve(state, blocks=taker.change.done(), running=running)
     return tuple(saves)
@@ -113,15 +120,21 @@ class _PageTaker:
         change, pages = self.change, self.config.state_pages
         if change.available < self.reserve + pages:
             return ()
-        kept = change.prefix.state_pages + self.saving
-        if kept + pages > most_state_pages(self.config):
+        full = self._is_full()
+        if full or is_pressed(self.config, change.pool):
             dropped = droppable(change.prefix, states)
-            if not dropped:
+            if dropped:
+                change.pool.release(change.prefix.drop_state(dropped))
+            elif full:
                 return ()
-            change.pool.release(change.prefix.drop_state(dropped))
         self.saving += pages
         allocated = change.take(pages)
         return allocated.pages if allocated else ()
+
+    def _is_full(self) -> bool:
+        """Whether kept states have their share of the pool."""
+        kept = self.change.prefix.state_pages + self.saving + self.config.state_pages
+        return kept > most_state_pages(self.config)
 
 
 def keep_states(config: EngineConfig, state: EngineState, plan: Plan) -> EngineState:

@@ -4,7 +4,7 @@ from minfer.blocks.keys import Key
 from minfer.blocks.ownership import Transaction
 from minfer.blocks.prefix import ROOT, Pages, is_live
 from minfer.planning.prefix_hit import Hit
-from minfer.planning.states import next_save
+from minfer.planning.states import is_pressed, next_save
 from minfer.records.config import EngineConfig
 from minfer.records.sequence import RowStates, Running
 from minfer.values.log import Log
@@ -43,16 +43,23 @@ def _least_new_pages(config: EngineConfig, hit: int, num_known: int) -> int:
 
 
 def with_states(
-    config: EngineConfig, seat: Running, hit: Hit, working: Pages, origin: Key
+    config: EngineConfig,
+    change: Transaction,
+    seat: Running,
+    hit: Hit,
+    working: Pages,
+    origin: Key,
 ) -> Running:
     """The columns of a newcomer with its working state, and the kept one from which it
     starts, as `take_working_state` returned them.
     """
     (start,), (last,), (seq,) = seat.starts, seat.last_index, seat.seqs
     states = RowStates(origin, hit.found.shared, start)
+    pressed = is_pressed(config, change.pool)
+    save_at = next_save(config, seq, states, start, last, pressed=pressed)
     return evolve(
         seat,
         tables=((*seat.tables[0], Log(working)),),
         chains=(evolve(seat.chains[0], states=states),),
-        save_at=(next_save(config, seq, states, start, last),),
+        save_at=(save_at,),
     )

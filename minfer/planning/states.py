@@ -5,16 +5,20 @@ sequence, which each token changes; a prefix can be hit only after a position at
 state was kept. A state is as large as the KV of hundreds or thousands of tokens, so only
 those are kept that a later prompt is likely to start from:
 
-    end of a prompt    the last block boundary at which an equal prompt can start
     branch             where the blocks end that a prompt shares with earlier ones, if no
                        state was kept there: a second prompt left the first, and a third
                        is likely to. As lengths of shared prefixes vary, a few states
                        shortly before it are kept, too
+    end of a prompt    the last block boundary at which an equal prompt can start
     stride             where a long prompt is cut into chunks anyway, at least
-                       `stride_blocks` apart, while the pool has pages without content
+                       `stride_blocks` apart
     checkpoint         in decode, each `decode_stride_blocks` blocks; it takes the place
                        of the one before. So the last one is from the end of a turn, with
                        which the next turn of a conversation begins
+
+*Under pressure*, when the pool has no page without content, only branches themselves and
+checkpoints are worth what is evicted for them; and the end of a prompt, if no checkpoint
+will come, or others will start there: samples of one request, or another engine.
 
 A position is a multiple of the block size, and a plan ends there: prefill chunks are cut
 for the first two, which costs a step, and never for a stride. `Running.save_at` is the
@@ -22,14 +26,17 @@ next position of each row.
 
 A kept state is a child of its block in the prefix index (`minfer.blocks.prefix`): it is
 evicted like a block, before that. Kept states take at most `max_share` of the pool.
-Beyond it, the row's own earlier states make room, if they are of no use to others.
+Beyond it, or under pressure, a row's own earlier states make room for its next one, if
+they are of no use to others.
 """
 
 from typing import Final
 
 from minfer.blocks.keys import Key, group_key
+from minfer.blocks.pool import Pool, PoolChange
 from minfer.blocks.prefix import ROOT, Index, node_of
 from minfer.records.config import EngineConfig
+from minfer.records.request import Request
 from minfer.records.sequence import NEVER, RowStates, Running, Sequence
 from minfer.records.state import EngineState
 
@@ -55,15 +62,22 @@ def most_state_pages(config: EngineConfig) -> int:
     return int(config.states.max_share * config.num_blocks)
 
 
+def is_pressed(config: EngineConfig, pool: Pool | PoolChange) -> bool:
+    """Whether no state can be kept without evicting something."""
+    return pool.free < config.state_pages
+
+
 def next_save(
     config: EngineConfig,
     seq: Sequence,
     states: RowStates,
     position: int,
     last_index: int,
+    *,
+    pressed: bool,
 ) -> int:
     """The first position behind `position` at which the state of a running sequence is to
-    be kept, or NEVER.
+    be kept, or NEVER; `pressed`: under pressure.
     """
     few = most_state_pages(config) < config.state_pages
     # The blocks of a request that computes all of its prompt are not published.
@@ -71,20 +85,29 @@ def next_save(
         return NEVER
     size, stride = config.block_size, config.states.decode_stride_blocks
     block, end = position // size, (len(seq.history) - 1) // size
+    checkpoint = end + max(1, (block - end) // stride + 1) * stride if stride else end
+    points = [checkpoint] if end < checkpoint and checkpoint * size <= last_index else []
     if block < end:
-        points = [point for point in _branch_points(states) if block < point < end]
-        following = min(points, default=end)
-    elif stride:
-        following = end + ((block - end) // stride + 1) * stride
-    else:
-        return NEVER
-    return following * size if following * size <= last_index else NEVER
+        points += _branch_points(states, pressed=pressed)
+        if _ends_are_kept(seq.request, pressed=pressed and bool(points)):
+            points.append(end)
+    following = min([point for point in points if point > block], default=NEVER)
+    return following * size if following < NEVER else NEVER
 
 
-def _branch_points(states: RowStates) -> list[int]:
+def _branch_points(states: RowStates, *, pressed: bool) -> list[int]:
     """The blocks after which a state is kept for other prompts that share them."""
     apart = max(1, states.shared // BRANCH_SHARE)
-    return [states.shared - apart * number for number in range(BRANCH_STATES)]
+    num_states = 1 if pressed else BRANCH_STATES
+    return [states.shared - apart * number for number in range(num_states)]
+
+
+def _ends_are_kept(request: Request, *, pressed: bool) -> bool:
+    """Whether the state at the end of a prompt is kept; `pressed`: under pressure, and
+    with a checkpoint to come.
+    """
+    pushed = request.kv_transfer is not None and bool(request.kv_transfer.push_to)
+    return request.prompt_only is None and (not pressed or request.n > 1 or pushed)
 
 
 def bound_chunk(

@@ -75,8 +75,9 @@ def _check_start(
 def _check_saved(
     books: Books, plan: Plan, index: int, seat: Seat, after: EngineState
 ) -> None:
-    """Check that a row saves its state only at a known position; and at the end of its
-    prompt, to which a chunk is cut, and each stride behind it, if there is room.
+    """Check that a row saves its state only at a known position; and if there is room,
+    each stride behind its prompt, and if others will start there, at the end of that, to
+    which a chunk is cut.
     """
     config, size = books.config, books.config.block_size
     start = plan.starts[index]
@@ -95,8 +96,10 @@ def _check_saved(
     if anew or few or drafting:
         return
     last = (num_known - 1) // size * size
-    require(not start < last < end, "states", f"a chunk from {start} to {end}")
-    due = end in (last, next_checkpoint(config, seat, start))
+    forks = seat.account.request.n > 1
+    within = start < last < end
+    require(not (forks and within), "states", f"a chunk from {start} to {end}")
+    due = (forks and end == last) or end == next_checkpoint(config, seat, start)
     if due and not saves and _has_room(config, after):
         require(saves, "states", f"{seat.account.id} does not save its state at {end}")
 
