@@ -87,7 +87,7 @@ _PHRASES: Final = {
     "WindowMissed": _Phrases("missed blocks of a window of", _window_missed),
     "Discarded": _Phrases("discarded", _fields),
     "Ignored": _Phrases("ignored", _fields),
-    "PolicyOverride": _Phrases("overruled the policy in", _fields),
+    "PolicyOverride": _Phrases("overrode the policy in", _fields),
 }
 
 
