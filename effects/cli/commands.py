@@ -76,9 +76,24 @@ class _CommandParser(CommandLineParser):
         policies_option(self, default=argparse.SUPPRESS)
         self._show_only({"--help", *common})
         parsed, unknown = super().parse_known_args(args, namespace)
+        if len(unknown) == 1 and not unknown[0].startswith("-"):
+            unknown = self._take_late_word(parsed, unknown[0])
         if unknown and "--model" in self._option_string_actions:
             self._hint_at_model(unknown[0])
         return parsed, unknown
+
+    def _take_late_word(self, parsed: Any, word: str) -> list[str]:
+        """Take a word as the argument that may be left out: before Python 3.13, argparse
+        does not, if an option is between it and the argument before it. Returns the
+        words that are left.
+        """
+        for action in self._actions:
+            is_optional = not action.option_strings and action.nargs == "?"
+            value = getattr(parsed, action.dest, action.default)
+            if is_optional and value == action.default:
+                setattr(parsed, action.dest, word)
+                return []
+        return [word]
 
     def _hint_at_model(self, word: str) -> None:
         """Refuse a word that looks like a model without its option."""

@@ -14,6 +14,7 @@ import attrs
 
 from minfer.journal.codec import RECORDS
 from minfer.policies.builtin import POLICIES
+from minfer.policies.mistakes import misnamed_methods
 
 
 def policies_option(parser: argparse.ArgumentParser, default: str | None) -> None:
@@ -57,3 +58,5 @@ def _register(policy_class: type, module: str) -> None:
         )
     if hasattr(kind, "victim"):  # which every policy has
         POLICIES[name] = kind
+        for sentence in misnamed_methods(kind):
+            print(f"minfer: {sentence}", file=sys.stderr)

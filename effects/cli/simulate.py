@@ -33,6 +33,7 @@ COMMON: Final = (
     "--num-speculative-tokens",
     "--acceptance-rate",
     "--policies",
+    "--strict-policy",
 )
 
 

@@ -36,9 +36,11 @@ from minfer.effects.runs.explain_routing import (
     routing_of,
 )
 from minfer.effects.runs.explain_search import render_search, search_figures
+from minfer.effects.runs.policy_overrides import strict_option, warn_of_overrides
 from minfer.effects.runs.recorded import machine_of, read_each, wire_name
 from minfer.effects.runs.report import draft_figures
 from minfer.journal.format import JournalError
+from minfer.journal.overrides import OverrideCounts
 from minfer.journal.redact import redacted_config
 from minfer.journal.replay import Journal
 from minfer.records.config import EngineConfig
@@ -85,6 +87,10 @@ _DRAFTS: Final = (
     "  drafts: {accepted:,} of {proposed:,} accepted ({rate:.0%}), in {rows:,} steps "
     "that brought {length:.2f} tokens each"
 )
+_OVERRIDES: Final = (
+    "Until then {count:,} answers of the scheduling policy could not be used, the first "
+    "in turn {turn:,}: {method} {why}"
+)
 _PREFIX: Final = (
     "{title}: {hit:,} of {known:,} tokens were cached; block {block:,} at token {hit:,} "
     "{because}\n"
@@ -120,16 +126,20 @@ def explain_options(parser: argparse.ArgumentParser) -> None:
         "request as the list names it; without it, requests are listed",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    strict_option(parser)
 
 
 def explain(options: argparse.Namespace) -> int:
-    """Explain a request, or list them; returns the exit code. Raises JournalError."""
+    """Explain a request, or list them; returns the exit code. Raises JournalError and
+    PolicyOverrideError.
+    """
     name = options.request
     if name is None:
         return _list_requests(options)
     # Engines that died, and those that continued their requests, have a run each.
     runs = all_runs_in(options.file)
-    explanations_by_run, code = read_each(runs, partial(_explain_in, name=name))
+    explain_run = partial(_explain_in, name=name, strict=options.strict_policy)
+    explanations_by_run, code = read_each(runs, explain_run)
     explanations = [
         explanation for requests in explanations_by_run for explanation in requests
     ]
@@ -168,8 +178,11 @@ def _list_requests(options: argparse.Namespace) -> int:
     """List the requests of every run; returns the exit code. Raises JournalError."""
 
     def find(run: RunFiles) -> list[ListedRequest]:
-        journal = run.open()
-        return list_requests(journal.turns(), run.name, machine_of(journal))
+        journal, overrides = run.open(), OverrideCounts(options.strict_policy)
+        turns = overrides.fold_turns(journal.turns())
+        requests = list_requests(turns, run.name, machine_of(journal))
+        warn_of_overrides(run.name, journal.config.policy, overrides)
+        return requests
 
     listed_by_run, code = read_each(all_runs_in(options.file), find)
     listed = [request for requests in listed_by_run for request in requests]
@@ -178,26 +191,41 @@ def _list_requests(options: argparse.Namespace) -> int:
     return code
 
 
-def _explain_in(run: RunFiles, name: str) -> list[dict[str, Any]]:
+def _explain_in(run: RunFiles, name: str, *, strict: bool) -> list[dict[str, Any]]:
     """The figures of all requests of a run that `name` stands for, with where it ran: the
-    rounds of a search together. Raises JournalError.
+    rounds of a search together. Raises JournalError; and PolicyOverrideError, if
+    `strict`.
     """
     if not run.contains(answer_of(name)):
         return []
-    journal = run.open()
-    explanations = _requests_in(journal, name)
+    journal, overrides = run.open(), OverrideCounts(strict)
+    explanations = _requests_in(journal, name, overrides)
+    warn_of_overrides(run.name, journal.config.policy, overrides)
     if not explanations:
         journal.request_ids(strict=True)  # raises if it is where the file is damaged
-    return [{**explanation, **place_of(run, journal)} for explanation in explanations]
+    counts = {"overrides": overrides.figures()}
+    return [
+        {**explanation, **counts, **place_of(run, journal)}
+        for explanation in explanations
+    ]
 
 
-def _requests_in(journal: Journal, name: str) -> list[dict[str, Any]]:
+def _requests_in(
+    journal: Journal, name: str, overrides: OverrideCounts
+) -> list[dict[str, Any]]:
+    """The figures of requests; `overrides` counts those of all turns that were read."""
     ids = [*journal.request_ids()]
     searches = [] if name in ids else searches_matching(name, ids)
     if searches:
-        return [search_figures(journal.turns(), search) for search in searches]
+        first, *others = searches
+        turns = overrides.fold_turns(journal.turns())
+        return [
+            search_figures(turns, first),
+            *(search_figures(journal.turns(), search) for search in others),
+        ]
     names = names_matching(name, ids)
-    explanations = explain_each(journal.config, journal.turns(), names) if names else ()
+    turns = overrides.fold_turns(journal.turns())
+    explanations = explain_each(journal.config, turns, names) if names else ()
     return [figures(journal.config, explanation) for explanation in explanations]
 
 
@@ -311,6 +339,8 @@ def _render(explanation: dict[str, Any]) -> Iterator[str]:
     yield next(lines)
     yield from place_lines(explanation)
     yield from lines
+    if first := explanation["overrides"]["first"]:
+        yield _OVERRIDES.format(count=explanation["overrides"]["count"], **first)
 
 
 def _render_request(explanation: dict[str, Any]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import Final
 
 from minfer.effects.live.journal.journal_files import RunFiles, replica_runs_in, runs_in
 from minfer.effects.live.journal.routing_journal_file import routing_journals
+from minfer.effects.runs.policy_overrides import strict_option
 from minfer.effects.runs.recorded import latest_of, read_each
 from minfer.effects.runs.replay_fork import change_of, fork_options, print_fork
 from minfer.effects.runs.replay_routing import replay_routing
@@ -46,11 +47,14 @@ def replay_options(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print the findings as JSON")
     add("--until", type=int, metavar="N", help="replay the turns before turn N only")
     add("--at", type=int, metavar="N", help="show the state before turn N, or fork there")
+    strict_option(parser)
     fork_options(parser)
 
 
 def replay(options: argparse.Namespace) -> int:
-    """Replay, show a state, or fork; returns the exit code. Raises JournalError."""
+    """Replay, show a state, or fork; returns the exit code. Raises JournalError and
+    PolicyOverrideError.
+    """
     if replica_runs_in(options.file):
         return replay_server(options.file, options)
     if routed := routing_journals(options.file):
@@ -92,7 +96,8 @@ def _verify(runs: Sequence[RunFiles], options: argparse.Namespace) -> int:
     """Replay runs, print the results, and return the exit code."""
 
     def verify(run: RunFiles) -> Results:
-        results = {"run": run.name, **verify_run(run.open(), options.until)}
+        strict = options.strict_policy
+        results = verify_run(run.open(), run.name, options.until, strict=strict)
         if not options.json:
             separator = "" if run is runs[0] else "\n"
             print(separator + "\n".join(summary(results)), flush=True)

@@ -12,6 +12,10 @@ from typing import Any, Final
 
 from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.runs.costs import H200, fit, measured_steps, read_cost
+from minfer.effects.runs.policy_overrides import (
+    warn_of_overrides,
+    without_python_warnings,
+)
 from minfer.effects.runs.replay_state import summary_line
 from minfer.effects.runs.report import Report
 from minfer.effects.runs.simulate_drafts import (
@@ -22,6 +26,7 @@ from minfer.effects.runs.simulate_drafts import (
     with_drafts,
 )
 from minfer.effects.runs.simulate_options import with_block_size, with_blocks
+from minfer.journal.overrides import OverrideCounts
 from minfer.journal.replay import Journal
 from minfer.policies.builtin import policy_named
 from minfer.records.config import SIZES, EngineConfig
@@ -44,6 +49,7 @@ _FIGURES: Final = {  # title -> where it is in a report's figures
     "accepted": ("drafted", "rate"),
     "length": ("drafted", "length"),
     "preemptions": ("preemptions",),
+    "overrides": ("overrides", "count"),
     "cached": ("hit_share",),
     "seconds": ("seconds",),
     "refused": ("ended", "rejected"),
@@ -138,16 +144,22 @@ def _speculation(
 def print_fork(journal: Journal, options: argparse.Namespace) -> int:
     """Fork a run and print the results; returns the exit code."""
     fork_turn = journal.count if options.at is None else options.at
-    recorded = Report(journal.config)
+    strict = options.strict_policy
+    recorded = Report(journal.config, overrides=OverrideCounts(strict))
     cost = with_draft_cost(options, _step_cost(journal, options, recorded, fork_turn))
     change = change_of(journal, options, cost)
     results = {"recorded": recorded.figures()}
-    unchanged = fork(journal, fork_turn, Change(), cost)
-    results["unchanged"] = _fork_figures(unchanged, recorded.begin)
-    changed = fork(journal, fork_turn, change, cost)
-    # With --spare, the changed turn is not one that the engine decides by itself.
-    skip = 1 if change.spare else 0
-    results["changed"] = _fork_figures(changed, recorded.begin, options.save, skip)
+    warn_of_overrides("recorded", journal.config.policy, recorded.overrides)
+    with without_python_warnings():
+        unchanged = fork(journal, fork_turn, Change(), cost)
+        report = _fork_report(unchanged, recorded.begin, strict=strict)
+        results["unchanged"] = report.figures()
+        changed = fork(journal, fork_turn, change, cost)
+        # With --spare, the changed turn is not one that the engine decides by itself.
+        skip = 1 if change.spare else 0
+        report = _fork_report(changed, recorded.begin, options.save, skip, strict=strict)
+        results["changed"] = report.figures()
+    warn_of_overrides("changed", changed.config.policy, report.overrides)
     if options.json:
         handed = len(changed.resumed)
         print(
@@ -186,13 +198,18 @@ def _report_from(
         yield turn
 
 
-def _fork_figures(
-    forked: Fork, begin: float, save: Path | None = None, skip: int = 0
-) -> Figures:
-    """The figures of a fork that begins at a time; its turns but the first `skip` are
-    saved, if a file is named.
+def _fork_report(
+    forked: Fork,
+    begin: float,
+    save: Path | None = None,
+    skip: int = 0,
+    *,
+    strict: bool = False,
+) -> Report:
+    """The report of a fork that begins at a time; its turns but the first `skip` are
+    saved, if a file is named. Raises PolicyOverrideError, if it is strict.
     """
-    report = Report(forked.config)
+    report = Report(forked.config, overrides=OverrideCounts(strict))
     for since, request in forked.resumed:  # they have waited, and may have had tokens
         report.note_arrival(request.id, since)
         if request.output:
@@ -201,7 +218,7 @@ def _fork_figures(
     if save:
         write_journal(save, forked.config, islice(turns, skip, None))
     deque(turns, maxlen=0)
-    return report.figures()
+    return report
 
 
 def _render(

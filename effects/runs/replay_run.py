@@ -9,8 +9,10 @@ from typing import Any, Final
 from attrs import asdict
 
 from minfer.effects.live.engine.interpreter import paused_collector
+from minfer.effects.runs.policy_overrides import warn_of_overrides
 from minfer.effects.runs.replay_state import summary_line
 from minfer.effects.runs.report import Report
+from minfer.journal.overrides import OverrideCounts
 from minfer.journal.replay import DivergenceError, Journal
 from minfer.journal.turns import EngineRaisedError
 
@@ -26,11 +28,16 @@ def code_of(results: Results) -> int:
     return DIVERGED if results["divergence"] else 0
 
 
-def verify_run(journal: Journal, end_turn: int | None = None) -> Results:
+def verify_run(
+    journal: Journal, name: str, end_turn: int | None = None, *, strict: bool = False
+) -> Results:
     """Replay a run, or its turns before turn `end_turn`; returns the results, as JSON has
     them. A divergence, and an error of the engine, are results and not raised.
+
+    Overrides of the policy are counted, and a warning about the run `name`; with
+    `strict`, the first raises PolicyOverrideError.
     """
-    report = Report(journal.config)
+    report = Report(journal.config, overrides=OverrideCounts(strict))
     divergence = raised = None
     begin = time.perf_counter()
     with paused_collector():
@@ -42,7 +49,9 @@ def verify_run(journal: Journal, end_turn: int | None = None) -> Results:
             names = ("turn", "time", "error", "where")
             raised = {name: getattr(error, name) for name in names}
     took = time.perf_counter() - begin
+    warn_of_overrides(name, journal.config.policy, report.overrides)
     return {
+        "run": name,
         "about": dict(journal.about),
         "segments": [segment.name for segment in journal.segments],
         "turns": journal.count,
@@ -60,7 +69,7 @@ def verify_run(journal: Journal, end_turn: int | None = None) -> Results:
 
 
 def summary(results: Results) -> Iterator[str]:
-    """The results of `verify_run`, and `run`, the run's name, as lines of text."""
+    """The results of `verify_run` as lines of text."""
     yield from _run_lines(results)
     if results["raised"]:
         yield from raised_lines(results["raised"])
@@ -96,6 +105,13 @@ def _run_lines(results: Results) -> Iterator[str]:
     if results["hit_share"] is not None:
         yield summary_line(
             "prefixes", f"{results['hit_share']:.1%} of prompt tokens were cached"
+        )
+    if overrides := results["overrides"]["first"]:
+        count, number = results["overrides"]["count"], overrides["turn"]
+        yield summary_line(
+            "overrides",
+            f"{count:,} answers of the policy could not be used, the first in turn "
+            f"{number:,}: {overrides['method']} {overrides['why']}",
         )
     if (drafts := results["drafted"])["rows"]:
         yield summary_line(

@@ -64,7 +64,8 @@ def replay_server(folder: Path, options: argparse.Namespace) -> int:
     routers = _Routers()
     files = sorted(sorted(folder.glob(f"*{ROUTERS}")), key=_is_prefill_router)
     routed, routers_code = _each_router(files, routers)
-    engines, replicas = _Engines(print_lines), replica_runs_in(folder)
+    engines = _Engines(print_lines, strict=options.strict_policy)
+    replicas = replica_runs_in(folder)
     root_runs = runs_in(folder) if any(folder.glob(f"*{SUFFIX}")) else []
     runs = [
         *root_runs,
@@ -105,8 +106,8 @@ def _each_router(files: Sequence[Path], routers: "_Routers") -> tuple[list[Resul
 class _Engines:
     """Replays runs of engines, and keeps what is compared with the routers' journals."""
 
-    def __init__(self, print_lines: PrintLines) -> None:
-        self._print_lines = print_lines
+    def __init__(self, print_lines: PrintLines, *, strict: bool) -> None:
+        self._print_lines, self._strict = print_lines, strict
         self._requests = dict[str, list[EngineRequest]]()  # by run
         self._from_start = dict[str, bool]()
 
@@ -117,7 +118,7 @@ class _Engines:
         self._requests[run.name] = [
             EngineRequest(request_id, request_id != name) for name, request_id in names
         ]
-        results = {"run": run.name, **replay_run.verify_run(journal)}
+        results = replay_run.verify_run(journal, run.name, strict=self._strict)
         self._from_start[run.name] = journal.segments[0].head.turn == 0
         self._print_lines(_engine_lines(results))
         return results

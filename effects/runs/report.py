@@ -13,6 +13,7 @@ from typing import Any, Final
 from attrs import Factory, define, field
 
 from minfer.analysis.drafts import sample_drafts, tally_of
+from minfer.journal.overrides import OverrideCounts
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Admitted, Emit, Execute, Finished, Preempted, Submit
 from minfer.records.request import Request
@@ -72,6 +73,7 @@ class Report:
     sums: dict[str, float] = Factory(lambda: defaultdict(int))
     peaks: Counter[str] = field(factory=Counter)
     drafts: DraftTally = NO_DRAFTS
+    overrides: OverrideCounts = field(factory=OverrideCounts)  # of the policy
     begin: float = math.nan
     end: float = math.nan
     state: EngineState | None = None  # the last
@@ -100,7 +102,7 @@ class Report:
             yield turn
 
     def fold(self, turn: Turn) -> None:
-        """Fold a turn."""
+        """Fold a turn. Raises PolicyOverrideError, if `overrides` are strict."""
         before, after = turn.before, turn.transition.state
         if self.state is None:
             self._begin(before, after.time)
@@ -118,6 +120,7 @@ class Report:
         for event in turn.events:
             if isinstance(event, Submit):
                 self._enter(event.request.id, before, after)
+        self.overrides.fold(turn)
         # Samples are admitted after all events of the turn.
         for reason in turn.transition.reasons:
             match reason:
@@ -236,6 +239,7 @@ class Report:
             "hit_share": over("hit", sums["prompt"]),
             "drafted": draft_figures(self.drafts),
             "preemptions": sums["preemptions"],
+            "overrides": self.overrides.figures(),
             "busy": over("busy", seconds),
             "running": over("running", seconds),
             "most_running": peaks["running"],

@@ -19,6 +19,11 @@ from tqdm import tqdm
 from minfer.effects.live.engine.interpreter import paused_collector
 from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.runs.arrivals import ArrivalTrace
+from minfer.effects.runs.policy_overrides import (
+    strict_option,
+    warn_of_overrides,
+    without_python_warnings,
+)
 from minfer.effects.runs.report import Report
 from minfer.effects.runs.simulate_cost import ChosenCost, choose_cost
 from minfer.effects.runs.simulate_drafts import (
@@ -38,6 +43,7 @@ from minfer.effects.runs.simulate_options import (
 )
 from minfer.effects.runs.trace_files import read_trace
 from minfer.journal.codec import dump
+from minfer.journal.overrides import OverrideCounts
 from minfer.policies.builtin import POLICIES, policy_named
 from minfer.records.config import SIZES
 from minfer.simulation.cost import CostModel
@@ -82,6 +88,7 @@ COLUMNS: Final = (
     Column("length", "drafted.length", ".2f"),
     Column("hits", "hit_share", ".1%"),
     Column("preempted", "preemptions", ","),
+    Column("overrides", "overrides.count", ","),
     Column("refused", "ended.rejected", ","),
     Column("unserved", "unfinished", ","),
     Column("running", "running", ".1f"),
@@ -90,7 +97,7 @@ COLUMNS: Final = (
 )
 LEGEND: Final = (
     "in seconds: TTFT, to the first token; TPOT, for each after it; ITL, between two; "
-    "took, to simulate"
+    "took, to simulate; overrides: answers of the policy that could not be used"
 )
 
 
@@ -98,12 +105,13 @@ def simulate_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `minfer simulate`."""
     add_options(parser)
     add_draft_options(parser.add_argument, LIST_HELP)
+    strict_option(parser)
 
 
 def simulate(options: argparse.Namespace) -> int:
     """Simulate a trace and print the results; returns the exit code.
 
-    Raises TraceError, JournalError and ConfigError.
+    Raises TraceError, JournalError, ConfigError and PolicyOverrideError.
     """
     try:
         return _simulate(options)
@@ -233,7 +241,8 @@ def run(
     results = {"policy": name, **sizes, "speed": case.speed}
     if config.speculation is not None or options.num_speculative_tokens is not None:
         results["drafts"] = config.speculation.drafts if config.speculation else 0
-    report = Report(config, options.slo_ttft, options.slo_tpot)
+    overrides = OverrideCounts(options.strict_policy)
+    report = Report(config, options.slo_ttft, options.slo_tpot, overrides=overrides)
     arrivals = trace.arrivals(config.block_size, case.speed, options.mix)
     shown = tqdm(arrivals, name, len(trace.sizes), leave=False, disable=None)
     guesses = draft_results(options, trace)
@@ -246,7 +255,7 @@ def run(
     )
     turns = report.fold_turns(simulation.turns())
     begin = time.perf_counter()
-    with paused_collector():
+    with paused_collector(), without_python_warnings():
         if options.journal is None:
             deque(turns, maxlen=0)
         else:
@@ -254,4 +263,5 @@ def run(
             path = options.journal / f"{'-'.join(map(str, results.values()))}.journal"
             origin = {"simulated": options.trace, "cost": cost.name}
             write_journal(path, config, turns, origin)
+    warn_of_overrides(options.trace, config.policy, overrides)
     return {**results, **report.figures(), "simulated_in": time.perf_counter() - begin}

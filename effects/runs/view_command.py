@@ -6,6 +6,7 @@ import webbrowser
 from pathlib import Path
 
 from minfer.effects.runs.page.make import write_page
+from minfer.effects.runs.policy_overrides import warn_of_overrides
 from minfer.effects.runs.recorded import latest
 
 
@@ -28,6 +29,7 @@ def view(options: argparse.Namespace) -> int:
     name = options.file.resolve().name.removesuffix(".journal")
     path = options.output or Path(f"{name}.html")
     size = write_page(path, name, journal.config, journal.turns())
+    warn_of_overrides(name, journal.config.policy, journal.overrides)
     for torn in journal.torn:
         print(f"minfer: {torn}", file=sys.stderr)
     print(f"{path}: {size / 1e6:.3g} MB; open it in a browser")

@@ -13,6 +13,7 @@ from attrs import Factory, define, field, frozen
 
 from minfer.analysis.lives import FollowedSample, Life, ParsedTurn
 from minfer.analysis.prefixes import PrefixComparison, PrefixTracker
+from minfer.journal.overrides import OverrideCounts
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Finished, Submit
 from minfer.records.request import Request
@@ -33,6 +34,7 @@ class Explanation:
     request: Request
     lives: tuple[Life, ...]
     prefix: PrefixComparison | None  # None: sample 0 was not admitted, or before the run
+    overrides: OverrideCounts  # of the policy, in the turns that were read
 
 
 def explain(config: EngineConfig, turns: Iterable[Turn], name: str) -> Explanation:
@@ -47,21 +49,21 @@ def explain_each(
     config: EngineConfig, turns: Iterable[Turn], names: Sequence[str]
 ) -> tuple[Explanation, ...]:
     """Explain several requests at once, as `explain`."""
-    folds = [_Fold(config, name) for name in names]
-    for turn in turns:
+    folds, overrides = [_Fold(config, name) for name in names], OverrideCounts()
+    for turn in overrides.fold_turns(turns):
         for fold in folds:
             if not fold.served:
                 fold.turn(turn)
         if all(fold.served for fold in folds):
             break
-    return tuple([_explanation(fold) for fold in folds])
+    return tuple([_explanation(fold, overrides) for fold in folds])
 
 
-def _explanation(fold: "_Fold") -> Explanation:
+def _explanation(fold: "_Fold", overrides: OverrideCounts) -> Explanation:
     if fold.request is None:
         raise unknown_request(fold.name, [*fold.names])
     lives = tuple(sample.life for sample in fold.samples.values())
-    return Explanation(fold.request, lives, fold.prefixes.comparison)
+    return Explanation(fold.request, lives, fold.prefixes.comparison, overrides)
 
 
 def unknown_request(name: str, names: Sequence[str]) -> UnknownRequestError:

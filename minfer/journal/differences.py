@@ -92,7 +92,7 @@ _PHRASES: Final = {
     "StateMissed": _Phrases("missed a state of", _state_missed),
     "Discarded": _Phrases("discarded", _fields),
     "Ignored": _Phrases("ignored", _fields),
-    "PolicyOverride": _Phrases("overruled the policy in", _fields),
+    "PolicyOverride": _Phrases("overrode the policy in", _fields),
 }
 
 

@@ -17,6 +17,7 @@ from minfer.engine import step
 from minfer.journal.decisions import compact, extend_digest, facts
 from minfer.journal.divergence import Divergence, find_divergence
 from minfer.journal.format import TURNS_PER_STATE_DIGEST, Head, JournalError
+from minfer.journal.overrides import OverrideCounts
 from minfer.journal.projection import state_digest
 from minfer.journal.reading import (
     lacks_head,
@@ -54,9 +55,10 @@ class Journal:
     """A recorded run: the segments that still exist, in order, without a gap.
 
     After `turns` is exhausted, `count`, `results`, `digest` and `state` describe its end,
-    `closed` whether the engine was closed in order, and `torn` what is cut off at the
-    end. A replay under another configuration than that of the first head shows the first
-    turn in which that matters.
+    `overrides` counts the policy's answers that could not be used, `closed` is whether
+    the engine was closed in order, and `torn` what is cut off at the end. A replay under
+    another configuration than that of the first head shows the first turn in which that
+    matters.
     """
 
     segments: tuple[Segment, ...]
@@ -65,6 +67,7 @@ class Journal:
     checked: int = field(init=False)  # digests of whole states that were compared
     digest: bytes = field(init=False)
     state: EngineState = field(init=False)
+    overrides: OverrideCounts = field(init=False)
     closed: bool = field(init=False)
     torn: list[str] = field(init=False)
     # the last turn count, and its state, of which the journal may have a digest
@@ -82,6 +85,7 @@ class Journal:
         self.count = first.turn
         self.results = 0
         self.checked = 0
+        self.overrides = OverrideCounts()
         self.digest = first.digest
         try:
             self.state = first.begin
@@ -211,7 +215,9 @@ class Journal:
         for event in written.events:
             if isinstance(event, Executed) and isinstance(event.yields, tuple):
                 self.results += len(event.yields)
-        return Turn(number, before, written.events, transition)
+        turn = Turn(number, before, written.events, transition)
+        self.overrides.fold(turn)
+        return turn
 
     def _check(self, state: EngineState, expected: bytes, file_name: str) -> None:
         """Compare a whole state with a recorded digest."""

@@ -11,10 +11,11 @@ from typing import Any, Final
 
 import attrs
 from attrs import field, frozen
+from attrs.exceptions import FrozenInstanceError
 
 from minfer.policies.fair_queue import positive_weights
 from minfer.policies.fair_seats import FairSeats
-from minfer.records.policy import FirstCome, Load, Policy, Rank
+from minfer.records.policy import FIELDS_ADVICE, FirstCome, Load, Policy, Rank
 from minfer.records.request import Request
 from minfer.values.checks import ConfigError, number
 from minfer.values.pmap import Map
@@ -273,6 +274,13 @@ def policy_named(text: str) -> Policy:
     """The policy for a text such as "ageing:seconds=5,levels=3". Raises ConfigError."""
     name, _, rest = text.partition(":")
     if name not in POLICIES:
+        own = rest.partition(":")[0]
+        if own and "=" not in own:  # a module and a class
+            raise ConfigError(
+                f"scheduling_policy {text!r}: a policy of your own is named by its class "
+                f"alone, and its module by --policies: --policies {name} "
+                f"--scheduling-policy {rest}"
+            )
         raise ConfigError(
             f"scheduling_policy must be one of {', '.join(POLICIES)}, not {name!r}"
         )
@@ -299,5 +307,8 @@ def policy_named(text: str) -> Policy:
             raise ConfigError(
                 f"scheduling_policy: {key} must be a number, not {value!r}"
             ) from None
-    policy: Policy = kind(**options)
+    try:
+        policy: Policy = kind(**options)
+    except FrozenInstanceError as error:
+        raise ConfigError(f"scheduling_policy {name}: {FIELDS_ADVICE}") from error
     return policy

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from minfer.policies.mistakes import error_text, raising_line
 from minfer.records.config import EngineConfig
 from minfer.records.messages import PolicyOverride, clip
 from minfer.records.policy import Load, Policy, Rank
@@ -87,26 +88,16 @@ def _call_policy(
         override = PolicyOverride(method, str(error))
     except Exception as error:  # any error is the policy's and not the engine's
         outcome = f"raised {type(error).__name__}"
-        override = PolicyOverride(method, outcome, _text(error), _line(error))
+        override = PolicyOverride(method, outcome, _text(error), raising_line(error))
     return default, evolve(state, overrides=(*state.overrides, override))
 
 
 def _text(error: Exception) -> str:
     """The text of an error; nothing if its `str` raises."""
     try:
-        return clip(str(error))
+        return clip(error_text(error))
     except Exception:  # str() of a third-party error may do anything
         return ""
-
-
-def _line(error: Exception) -> str:
-    """The file and line of code that raised an error."""
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    if last is None:
-        return ""
-    return f"{last.tb_frame.f_code.co_filename}, line {last.tb_lineno}"
 
 
 def _with_policy(state: EngineState, policy: Any) -> EngineState:

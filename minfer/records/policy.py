@@ -7,9 +7,12 @@ no sequence is planned twice. A policy's own state is part of `EngineState` and 
 in; policy objects hold none.
 """
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final, Protocol
 
 from attrs import frozen
+from attrs.exceptions import FrozenInstanceError
 
 from minfer.records.request import Request
 
@@ -114,6 +117,28 @@ class Policy(Protocol):
         return most
 
 
+FIELDS_ADVICE: Final = (
+    "a policy is frozen: make its settings fields, as in `@attrs.frozen` and "
+    "`seconds: float = 10.0` in the class, without __init__"
+)
+
+
+def _with_advice(init: Callable[..., None]) -> Callable[..., None]:
+    """The `__init__` of a policy; where it sets an attribute, its error says what to
+    write.
+    """
+
+    @wraps(init)
+    def explained(*args: Any, **settings: Any) -> None:
+        try:
+            init(*args, **settings)
+        except FrozenInstanceError as error:
+            error.add_note(FIELDS_ADVICE)
+            raise
+
+    return explained
+
+
 @frozen
 class FirstCome(Policy):
     """First come, first served.
@@ -121,3 +146,9 @@ class FirstCome(Policy):
     Guarantee: a request is admitted after all that arrived before it, a finite number
     each of which ends. The latest arrival is preempted when blocks run out.
     """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        init = cls.__dict__.get("__init__")
+        if init is not None:
+            cls.__init__ = _with_advice(init)  # type: ignore[method-assign]  # it is the same

@@ -28,6 +28,7 @@ from attrs import define, evolve, field, frozen
 
 from minfer.engine import step
 from minfer.journal.format import JournalError
+from minfer.journal.overrides import OverrideCounts
 from minfer.journal.redact import redacted_config
 from minfer.journal.replay import Journal
 from minfer.journal.turns import wrap_engine_errors
@@ -109,6 +110,8 @@ class Fork:
     # the requests that a new engine resumes, each with its arrival in seconds
     resumed: tuple[tuple[float, Request], ...] = ()
     guesses: Guesses = field(factory=Guesses)  # acceptance of its drafts
+    # answers of the policy that could not be used, in the turns that were taken
+    overrides: OverrideCounts = field(factory=OverrideCounts)
 
 
 @define
@@ -201,7 +204,7 @@ def _continued(
     turns = [_fork_turn(config, turn, events, spare)]
     if paused := turns[0].transition.state.paused:
         turns.append(_unpaused(config, turns[0], paused))
-    state = turns[-1].transition.state
+    state, overrides = turns[-1].transition.state, OverrideCounts()
     simulation = Simulation(
         config=config,
         executor=Simulated(past.lengths, state, past.guesses),
@@ -211,8 +214,10 @@ def _continued(
         state=state,
         time=state.time,
         number=turns[-1].number + 1,
+        overrides=overrides,
     )
-    return Fork(config, chain(turns, simulation.turns()), guesses=past.guesses)
+    continued = chain(overrides.fold_turns(turns), simulation.turns())
+    return Fork(config, continued, guesses=past.guesses, overrides=overrides)
 
 
 def _unpaused(config: EngineConfig, last: Turn, paused: Iterable[SampleId]) -> Turn:
@@ -313,7 +318,7 @@ def _on_new_engine(
         config, executor, cost, arrivals, time=time, guesses=past.guesses
     )
     resumed = tuple((live.since, live.request) for live in served)
-    return Fork(config, simulation.turns(), resumed, past.guesses)
+    return Fork(config, simulation.turns(), resumed, past.guesses, simulation.overrides)
 
 
 def _rekeyed(arrival: Request | Cancel, old_size: int, size: int) -> Request | Cancel:

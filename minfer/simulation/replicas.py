@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from attrs import define, field, frozen
 
+from minfer.journal.overrides import OverrideCounts
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel, Event, Submit
 from minfer.records.request import Request
@@ -101,7 +102,8 @@ class ReplicaSimulation:
     are in order of time.
 
     A replica reports its load in the first turn after each `report_every` seconds; never,
-    if that is infinite.
+    if that is infinite. `overrides` counts those of the scheduling policy on all
+    replicas, as that of `Simulation` does.
     """
 
     config: EngineConfig
@@ -111,6 +113,7 @@ class ReplicaSimulation:
     arrivals: Iterable[Arrival]
     lengths: Mapping[SampleId, int] | None = None  # as of `Simulated`
     report_every: float = math.inf  # seconds
+    overrides: OverrideCounts = field(factory=OverrideCounts)
     state: RouterState = field(init=False)
     _replicas: dict[str, SimulatedReplica] = field(init=False)
     _deferred: deque[Request] = field(init=False, factory=deque)
@@ -124,7 +127,10 @@ class ReplicaSimulation:
     ) -> dict[str, SimulatedReplica]:
         """Replicas with nothing to do yet."""
         engines = (
-            SimulatedEngine(config, Simulated(self.lengths), self.cost) for _ in names
+            SimulatedEngine(
+                config, Simulated(self.lengths), self.cost, overrides=self.overrides
+            )
+            for _ in names
         )
         pairs = zip(names, engines, strict=True)
         return {name: SimulatedReplica(name, engine) for name, engine in pairs}

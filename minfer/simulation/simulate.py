@@ -24,6 +24,7 @@ from typing import Final
 from attrs import Factory, define, field, frozen
 
 from minfer.engine import step
+from minfer.journal.overrides import OverrideCounts
 from minfer.journal.turns import Step
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
@@ -237,6 +238,9 @@ def _start_excess(state: EngineState) -> dict[int, dict[int, int]]:
 class Simulation:
     """An engine on a virtual clock. `arrivals` are in order of time. A reader of the
     turns may add arrivals if they are `ArrivalQueue`: they are read again at every turn.
+
+    `overrides` counts the policy's answers that could not be used, of which the first is
+    a PolicyWarning; with `OverrideCounts(strict=True)` it is a PolicyOverrideError.
     """
 
     config: EngineConfig
@@ -248,6 +252,7 @@ class Simulation:
     number: int = 0  # of the first turn
     step: Step = step
     guesses: Guesses = field(factory=Guesses)  # of drafts
+    overrides: OverrideCounts = field(factory=OverrideCounts)
 
     def turns(self) -> Iterator[Turn]:
         """Take turns until everything has been served, or nothing can happen any more: no
@@ -262,6 +267,7 @@ class Simulation:
             self.number,
             self.step,
             self.guesses,
+            self.overrides,
         )
         arrivals = iter(self.arrivals)
         coming = None  # the next arrival

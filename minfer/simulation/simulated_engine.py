@@ -5,6 +5,7 @@ alternate, as on a CPU, it begins when its results are collected.
 """
 
 import math
+import warnings
 from collections import deque
 from heapq import heappop, heappush
 
@@ -12,7 +13,9 @@ from attrs import Factory, define, field
 
 from minfer.blocks.prefix import flattened, pages_of
 from minfer.engine import step
+from minfer.journal.overrides import OverrideCounts
 from minfer.journal.turns import Step, wrap_engine_errors
+from minfer.policies.mistakes import PolicyWarning, misnamed_methods
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Event,
@@ -110,7 +113,10 @@ class _SimulatedTransfers:
 
 @define
 class SimulatedEngine:
-    """An engine and its device on a virtual clock: `due`, `take`, `launch`, and again."""
+    """An engine and its device on a virtual clock: `due`, `take`, `launch`, and again.
+
+    The first override of the policy is a PolicyWarning, or an error, see `overrides`.
+    """
 
     config: EngineConfig
     executor: Oracle
@@ -120,6 +126,7 @@ class SimulatedEngine:
     number: int = 0  # of the next turn
     step: Step = step
     guesses: Guesses = field(factory=Guesses)  # of drafts
+    overrides: OverrideCounts = field(factory=OverrideCounts)  # of the policy
     idle: int = field(init=False, default=0)  # turns in a row without event and plan
     _wake: float = field(init=False)
     _device: _SimulatedDevice = field(init=False)
@@ -128,6 +135,8 @@ class SimulatedEngine:
     _collects: float | None = field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
+        for sentence in misnamed_methods(type(self.config.policy)):
+            warnings.warn(sentence, PolicyWarning, stacklevel=3)
         self._device = _SimulatedDevice(self.cost, self.free)
         for plan in self.state.inflight:
             self._device.launch(plan, self.free)
@@ -163,7 +172,9 @@ class SimulatedEngine:
         self.free = now
         with wrap_engine_errors(self.number, self.state):
             transition = self.step(self.config, self.state, tuple(events))
-        return Turn(self.number, self.state, tuple(events), transition)
+        turn = Turn(self.number, self.state, tuple(events), transition)
+        self.overrides.fold_and_warn(turn, self.config.policy)
+        return turn
 
     def launch(self, turn: Turn) -> None:
         """Go on after a turn: launch its plans."""

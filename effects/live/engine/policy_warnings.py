@@ -13,6 +13,7 @@ from typing import Final
 
 from attrs import define, field
 
+from minfer.policies.mistakes import misnamed_methods
 from minfer.records.messages import PolicyOverride, Reason
 from minfer.records.policy import Policy
 
@@ -22,10 +23,14 @@ MAX_WARNINGS: Final = 100  # a policy may make up names
 
 @define
 class PolicyWarnings:
-    """Logs each distinct fault once."""
+    """Logs each distinct fault once, and at first methods with a wrong name."""
 
     policy: Policy
     warned: set[tuple[str, str, str]] = field(factory=set)
+
+    def __attrs_post_init__(self) -> None:
+        for sentence in misnamed_methods(type(self.policy)):
+            _log.warning("%s", sentence)
 
     def observe(self, reasons: Iterable[Reason]) -> None:
         """Warn of a turn's policy overrides, if these faults are new."""

@@ -1,4 +1,4 @@
-"""A policy's answers: taken if they can be used, and otherwise overruled,
+"""A policy's answers: taken if they can be used, and otherwise overridden,
 with a reason.
 """
 
@@ -49,7 +49,7 @@ def crowd() -> EngineState:
 
 
 def requested(question: str, answer: Any) -> tuple[Any, list[PolicyOverride]]:
-    """What a question comes to, and why it was overruled."""
+    """What a question comes to, and why it was overridden."""
     config, state = evolve(CONFIG, policy=Says(answer)), crowd()
     request, now = ask("new", 4, 9, priority=2), current_load(CONFIG, state)
     found: Any

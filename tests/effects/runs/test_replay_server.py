@@ -93,9 +93,9 @@ def test_a_folder_may_be_written_meanwhile(
     content = router.read_bytes()
     verify = replay_run.verify_run
 
-    def write_and_verify(journal: Journal) -> Results:
+    def write_and_verify(journal: Journal, name: str, **options: Any) -> Results:
         router.write_bytes(content)
-        return verify(journal)
+        return verify(journal, name, **options)
 
     router.write_bytes(content[: content.index(b'"cmpl-d-0"')])
     monkeypatch.setattr(replay_run, "verify_run", write_and_verify)

@@ -33,6 +33,7 @@ function facts() {
   const tokens = turn.tokens.reduce((sum, some) => sum + some, 0);
   const share = (100 * run.cached) / (run.prompt || 1);
   const preempted = marks.filter((i) => log.kind[i] === kind.Preempted).length;
+  const overrides = log.kind.filter((what) => what === kind.PolicyOverride).length;
   const bad = ["cancelled", "error", "rejected"].filter((why) => ends[why]);
   const found = [
     [count(samples), samples === 1 ? "sequence" : "sequences"],
@@ -44,10 +45,11 @@ function facts() {
     ...bad.map((why) => [count(ends[why]), why]),
     [run.policy, "policy"],
   ];
+  if (overrides) found.push([count(overrides), "answers of it not used"]);
   const drafts = allDrafts();
   if (drafts) {
     const right = (100 * drafts.accepted) / drafts.proposed;
-    found.splice(-1, 0, [`${right.toFixed(0)}%`, "of drafts accepted"]);
+    found.splice(overrides ? -2 : -1, 0, [`${right.toFixed(0)}%`, "of drafts accepted"]);
   }
   if (pauses.length) found.splice(2, 0, [clock(paused()), "of it idle"]);
   return found;

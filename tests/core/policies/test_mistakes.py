@@ -1,0 +1,128 @@
+"""Mistakes in policies are named: methods that nobody calls, attributes that are set."""
+
+# ruff: noqa: ARG002 - the protocol says what is asked, not all of which a policy need
+# heed
+
+from typing import Any
+
+import pytest
+from attrs import frozen
+from attrs.exceptions import FrozenInstanceError
+
+from minfer.policies.builtin import POLICIES, policy_named
+from minfer.policies.mistakes import (
+    error_text,
+    misnamed_methods,
+    overridden_methods,
+    raising_line,
+)
+from minfer.records.policy import FIELDS_ADVICE, FirstCome, Policy
+from minfer.values.checks import ConfigError
+
+
+class Misnamed(FirstCome):
+    def displace(self, state: Any, waiting: Any, running: Any) -> bool:
+        return True
+
+    def bugdet(self, state: Any, load: Any) -> int:
+        return 1
+
+    def again(self, state: Any, rank: Any, request: Any, arrived: Any, done: Any) -> Any:
+        return rank
+
+
+class WithHelpers(FirstCome):
+    """Names that are near the protocol's, but not meant as them."""
+
+    most = 3  # no method
+
+    def rank(self, state: Any, request: Any, time: Any) -> Any:
+        return self.ranks(state, request, time), state
+
+    def ranks(self, state: Any, request: Any, time: Any) -> Any:
+        return (time,)
+
+    def budgets(self) -> list[int]:
+        return []
+
+    def _bugdet(self, state: Any, load: Any) -> int:
+        return 1
+
+
+def test_methods_with_nearly_a_name_of_the_protocol_are_named() -> None:
+    again, bugdet, displace = misnamed_methods(Misnamed)
+    assert "never calls again; the protocol has requeue_rank(state, rank, " in again
+    assert "Misnamed: the engine never calls bugdet; the protocol has budget(" in bugdet
+    assert "may_preempt(state, waiting, running). Rename it" in displace
+
+
+@pytest.mark.parametrize("kind", [WithHelpers, FirstCome, Policy, *POLICIES.values()])
+def test_helpers_are_not_taken_for_mistakes(kind: type) -> None:
+    assert misnamed_methods(kind) == ()
+
+
+def test_overridden_methods_are_those_of_the_policy() -> None:
+    assert overridden_methods(WithHelpers()) == ("rank",)
+    assert overridden_methods(FirstCome()) == ()
+    assert overridden_methods(policy_named("window")) == (
+        "start",
+        "rank",
+        "admit_from",
+        "admitted",
+        "ended",
+        "may_preempt",
+    )
+
+
+class SetsAttribute(FirstCome):
+    def rank(self, state: Any, request: Any, time: Any) -> Any:
+        self.turn = 1
+        return (), state
+
+
+def test_an_attribute_that_is_set_says_where_to_keep_it() -> None:
+    with pytest.raises(FrozenInstanceError) as caught:
+        SetsAttribute().rank(None, None, 0.0)
+    text = error_text(caught.value)
+    assert text.startswith("can't set attribute turn: a policy keeps nothing in its ")
+    assert len(text) < 200  # as much as a record keeps
+    line = SetsAttribute.rank.__code__.co_firstlineno + 1
+    assert raising_line(caught.value) == f"{__file__}, line {line}"
+
+
+def test_errors_of_other_kinds_are_as_they_are() -> None:
+    error = ValueError("no")
+    assert error_text(error) == "no"
+    assert raising_line(error) == ""
+
+
+def test_an_attribute_that_is_set_at_construction_says_what_to_write() -> None:
+    class Sets(FirstCome):
+        def __init__(self, seconds: float = 1.0) -> None:
+            self.seconds = seconds
+
+    with pytest.raises(FrozenInstanceError) as caught:
+        Sets(2.0)
+    assert caught.value.__notes__ == [FIELDS_ADVICE]
+
+
+def test_a_policy_named_on_the_command_line_says_so_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @frozen
+    class Sets(FirstCome):
+        def __attrs_post_init__(self) -> None:
+            self.seconds = 1.0
+
+    monkeypatch.setitem(POLICIES, "Sets", Sets)
+    with pytest.raises(ConfigError, match="scheduling_policy Sets: a policy is frozen"):
+        policy_named("Sets")
+
+
+@pytest.mark.parametrize("name", ["mine:ShortAged", "mine:ShortAged:pace=2"])
+def test_a_module_before_the_name_of_a_policy_is_refused(name: str) -> None:
+    expected = (
+        f"its module by --policies: --policies mine --scheduling-policy {name[5:]}$"
+    )
+    with pytest.raises(ConfigError, match=expected):
+        policy_named(name)
