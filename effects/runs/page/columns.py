@@ -80,6 +80,7 @@ class Run:
         }
         self.texts: dict[str, int] = {}
         self.serving: dict[SampleId, list[int]] = {}  # samples in the engine, by name
+        self.ended: dict[SampleId, int] = {}  # those that ended in the turn
         self.run_samples: dict[int, int] = {}  # run id -> its sample
         # Tokens, whose ratio is the prefix-hit share.
         self.cached = 0
@@ -93,6 +94,7 @@ class Run:
             self.start = state.time
             self._present(turn.before)
         self.time.append(self._microseconds(state.time))
+        self.ended = {}
         completed_step = self._events(turn)
         tokens = self._emitted(turn)
         self._reasons(turn)
@@ -222,6 +224,7 @@ class Run:
         """
         name = (end.id, end.sample)
         numbers = self.serving.pop(name, [_NONE])
+        self.ended[name] = numbers[0]
         self._log_message(end, numbers.pop(0))
         if numbers:
             self.serving[name] = numbers
@@ -240,7 +243,8 @@ class Run:
         )
 
     def _sample_number(self, name: SampleId) -> int:
-        return self.serving.get(name, (_NONE,))[0]
+        ended = self.ended.get(name, _NONE)  # a failed step preempts, and may end
+        return self.serving.get(name, (ended,))[0]
 
     def _note(self, kind: str, number: int, a: int = 0, b: int = 0, c: int = 0) -> None:
         self._add("log", max(0, len(self.time) - 1), _PLACES[kind], number, a, b, c)

@@ -96,9 +96,9 @@ def test_log_probabilities_are_greedy_first_and_cost_only_those_steps(
     executor: Any = run.driver.executor
     steps, step = list[bool](), executor.runner.run
 
-    def seen(forward: Forward, slot: HostSlot) -> None:
+    def seen(forward: Forward, slot: HostSlot, *saves: Any) -> None:
         steps.append(forward.shape.scored)
-        step(forward, slot)
+        step(forward, slot, *saves)
 
     monkeypatch.setattr(executor.runner, "run", seen)
     long = [
