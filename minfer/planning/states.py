@@ -86,10 +86,11 @@ def next_save(
     size, stride = config.block_size, config.states.decode_stride_blocks
     block, end = position // size, (len(seq.history) - 1) // size
     checkpoint = end + max(1, (block - end) // stride + 1) * stride if stride else end
-    points = [checkpoint] if end < checkpoint and checkpoint * size <= last_index else []
+    has_checkpoint = end < checkpoint and checkpoint * size <= last_index
+    points = [checkpoint] if has_checkpoint else []
     if block < end:
         points += _branch_points(states, pressed=pressed)
-        if _ends_are_kept(seq.request, pressed=pressed and bool(points)):
+        if _ends_are_kept(seq.request, pressed=pressed and has_checkpoint):
             points.append(end)
     following = min([point for point in points if point > block], default=NEVER)
     return following * size if following < NEVER else NEVER
