@@ -174,13 +174,14 @@ def _publish(
     is_new = prefix.publish_state(parent, key, pages, store=not is_checkpoint)
     if not is_new:
         change.pool.release(pages)
+    checkpoint = states.checkpoint
     if is_checkpoint:
-        before = states.checkpoint
-        if before in prefix.nodes and not is_live(prefix, before):
-            change.pool.release(prefix.drop_state(before))
-        states = evolve(states, checkpoint=key if is_new else ROOT)
-    kept = tuple([one for one in states.kept if one in prefix.nodes])
-    return evolve(states, kept=(*kept, key) if is_new else kept)
+        if checkpoint in prefix.nodes and not is_live(prefix, checkpoint):
+            change.pool.release(prefix.drop_state(checkpoint))
+        checkpoint = key if is_new else ROOT
+    kept = [own for own in states.kept if own in prefix.nodes]
+    kept += [key] if is_new else []
+    return evolve(states, kept=tuple(kept), checkpoint=checkpoint)
 
 
 def release_saves(state: EngineState) -> EngineState:

@@ -1183,8 +1183,8 @@ BUGS: Final = (
         "a kind: the next checkpoint takes the place of one from which a row starts",
         "planning/saves.py",
         "_publish",
-        "before in prefix.nodes and not is_live(prefix, before)",
-        "before in prefix.nodes",
+        "checkpoint in prefix.nodes and not is_live(prefix, checkpoint)",
+        "checkpoint in prefix.nodes",
     ),
     Bug(
         "hit without a state",
