@@ -1239,8 +1239,8 @@ BUGS: Final = (
         "more states than their share",
         "a kind: states push out the blocks that they are of use with",
         "planning/saves.py",
-        "_PageTaker.take",
-        "kept + pages > most_state_pages(self.config)",
+        "_PageTaker._is_full",
+        "kept > most_state_pages(self.config)",
         "False",
     ),
     Bug(

@@ -48,6 +48,7 @@ LEFT_OUT: Final = {
     "__main__.py": "starts the command line",
     "extras.py": "one text",
     "policy.py": "names of another file",
+    "records/state_keeping.py": "settings alone",
     "routing/state.py": "records alone",
     "speculate/proposer.py": "a protocol",
     "values/pmap.py": "one import",

@@ -39,6 +39,11 @@ AGAIN: tuple[tuple[Event | str, ...], ...] = (
     (),
     ("boom",),
 )
+FORKED: tuple[tuple[Event | str, ...], ...] = (
+    (Submit(ask("a", prompt=PROMPT, max_tokens=12, n=2)),),
+    (),
+    (),
+)
 
 
 def saves(turn: Turn) -> bool:
@@ -146,7 +151,7 @@ BITES = (
     bite("states: a row that starts|refcount", later, held_again),
     bite("states: a state is saved twice|partition", saves, saved_twice),
     bite("states: SaveState|partition", saves, half_saved),
-    bite("states: .* does not save", saves, without_saves),
+    Bite("states: .* does not save", saves, without_saves, STATES, FORKED),
     bite("states: .* starts at 8", copies, from_another_page),
     bite("states: .* starts at 8", copies, half_copied),
     bite("states: .* start again", fails, lambda t: reasoned(t, Preempted)),
