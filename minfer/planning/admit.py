@@ -157,7 +157,9 @@ def _allocate(
         return state, blocked
     change = Transaction(state.blocks)
     hit = take_hit(config, state, change, seq.keys, readable_blocks(seq, full))
-    working, origin = take_working_state(config, change, hit, num_known)
+    working, origin = Pages(), ROOT
+    if config.state_group:
+        working, origin = take_working_state(config, change, hit, num_known)
     tables = _take_tables(
         config, change, hit, num_known, max_tokens, len(state.running) + num_newcomers
     )
@@ -179,14 +181,13 @@ def _allocate(
         cached = min(hit.blocks * size, len(seq.request.prompt))
         seq = evolve(seq, cached=cached) if cached else seq
     sealed = (hit.blocks,) * len(tables)
-    chain = Chain(Log(seq.keys), sealed, hit.leaf, low=hit.low)
     seat = new_columns(
         config,
         seq,
         run_id=state.next_run_id,
         row=state.free_rows[-1],
         tables=tables,
-        chain=chain,
+        chain=Chain(Log(seq.keys), sealed, hit.leaf, low=hit.low),
         start=start,
     )
     if config.state_group:

@@ -93,7 +93,9 @@ BUGS: Final = (
         (
             "hit = take_hit("
             "config, state, change, seq.keys, readable_blocks(seq, full))\n"
-            "working, origin = take_working_state(config, change, hit, num_known)\n"
+            "working, origin = Pages(), ROOT\n"
+            "if config.state_group:\n"
+            "    working, origin = take_working_state(config, change, hit, num_known)\n"
             "tables = _take_tables("
             "config, change, hit, num_known, max_tokens, "
             "len(state.running) + num_newcomers)"
@@ -102,7 +104,9 @@ BUGS: Final = (
             "unheld = Transaction(state.blocks)\n"
             "hit = take_hit("
             "config, state, unheld, seq.keys, readable_blocks(seq, full))\n"
-            "working, origin = take_working_state(config, change, hit, num_known)\n"
+            "working, origin = Pages(), ROOT\n"
+            "if config.state_group:\n"
+            "    working, origin = take_working_state(config, change, hit, num_known)\n"
             "tables = _take_tables("
             "config, change, hit, num_known, max_tokens, "
             "len(state.running) + num_newcomers)\n"
@@ -1147,17 +1151,17 @@ BUGS: Final = (
         "a kind: the state of a hit is not copied, and the row starts from what is there",
         "planning/saves.py",
         "copy_start_states",
-        "builder.copies += [Copy(*pages, config.block_size) "
+        "copies += [Copy(*pages, config.block_size) "
         "for pages in zip(sources, working, strict=True)]",
-        "builder.copies += []",
+        "copies += []",
     ),
     Bug(
         "state saved at a position that drafts made uncertain",
         "a kind: the state after rejected drafts is kept as that of accepted ones",
         "planning/saves.py",
-        "plan_saves",
-        "scheduled[i] == run.save_at[i] and run.run_ids[i] not in drafting",
-        "scheduled[i] == run.save_at[i]",
+        "add_saves",
+        "scheduled[i] == states.save_at and run.run_ids[i] not in drafting",
+        "scheduled[i] == states.save_at",
     ),
     Bug(
         "row restarts in place with a state that ran on",
@@ -1216,8 +1220,8 @@ BUGS: Final = (
         "a kind: a prompt's chunk is not cut where its state is to be kept",
         "planning/states.py",
         "bound_chunk",
-        "return save_at - start, save_at",
-        "return inputs, save_at",
+        "return save_at - start, run",
+        "return inputs, run",
     ),
     Bug(
         "state loaded as a block",
@@ -1247,7 +1251,7 @@ BUGS: Final = (
         "state of another row saved",
         "a kind: a save names the row by its place among the running, not in the plan",
         "planning/saves.py",
-        "plan_saves",
+        "add_saves",
         "i - bisect_left(out, i)",
         "min(i, len(run) - len(out) - 1)",
     ),

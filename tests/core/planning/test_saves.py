@@ -22,7 +22,7 @@ from minfer.records.messages import (
 )
 from minfer.records.plan import Copy
 from minfer.records.request import Request
-from minfer.records.sequence import NEVER
+from minfer.records.sequence import NEVER, NO_STATES
 from minfer.records.speculation import DEVICE, Speculation
 from minfer.records.state_keeping import StateKeeping
 from minfer.testing.kept_states import kept_states
@@ -288,7 +288,8 @@ def test_a_kept_state_becomes_the_working_one_where_both_do_not_fit() -> None:
 def test_without_a_state_group_nothing_is_saved() -> None:
     bench = Bench(evolve(STATES, groups=(CacheGroup(),)))
     bench.give(Submit(ASKED))
-    assert bench.state.running.save_at == ()
+    (chain,) = bench.state.running.chains
+    assert chain.states is NO_STATES
     bench.drain()
     assert not saves(bench)
 
@@ -297,4 +298,4 @@ def test_what_is_never_saved_is_cut_nowhere() -> None:
     bench = Bench(evolve(STATES, states=StateKeeping(max_share=0.0)))
     bench.give(Submit(ASKED))
     assert bench.plans[0].num_scheduled_tokens == (10,)
-    assert bench.state.running.save_at == (NEVER,)
+    assert bench.state.running.chains[0].states.save_at == NEVER

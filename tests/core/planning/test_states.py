@@ -22,6 +22,7 @@ from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Submit
 from minfer.records.request import KvTransfer, PromptOnly, Request
 from minfer.records.sequence import NEVER, RowStates, Sequence
+from minfer.records.state import EngineState
 from minfer.records.state_keeping import StateKeeping
 from tests.core.test_engine import CONFIG, Bench, ask
 
@@ -114,10 +115,17 @@ def chunk(inputs: int, **changes: Any) -> tuple[int, int]:
     """What a newcomer with 42 tokens takes of `inputs`, and where it is saved."""
     bench = Bench(evolve(STATES, max_num_batched_tokens=4))
     bench.give(Submit(ask("a", 42, 9)))
-    state, run = bench.state, bench.state.running
-    run = evolve(run, scheduled=(0,), save_at=(40,))
     config = evolve(STATES, **changes)
-    return bound_chunk(config, state, run, 0, inputs)
+    return bounded(config, bench.state, inputs)
+
+
+def bounded(config: EngineConfig, state: EngineState, inputs: int) -> tuple[int, int]:
+    """What the first row takes, if it is at its beginning, and to be saved at 40."""
+    (chain,) = state.running.chains
+    chain = evolve(chain, states=evolve(chain.states, save_at=40))
+    run = evolve(state.running, scheduled=(0,), chains=(chain,))
+    share, run = bound_chunk(config, state, run, 0, inputs)
+    return share, run.chains[0].states.save_at
 
 
 def test_a_chunk_ends_where_a_state_is_saved() -> None:
@@ -139,11 +147,10 @@ def test_a_chunk_that_ends_earlier_saves_there_at_the_last_block_boundary() -> N
 def test_a_stride_evicts_nothing() -> None:
     bench = Bench(evolve(STATES, max_num_batched_tokens=4))
     bench.give(Submit(ask("a", 42, 9)))
-    run = evolve(bench.state.running, scheduled=(0,), save_at=(40,))
     for free, expected in ((3, (24, 24)), (2, (27, 40))):
         pool = evolve(bench.state.blocks.pool, free=free)
         state = evolve(bench.state, blocks=evolve(bench.state.blocks, pool=pool))
-        assert bound_chunk(STATES, state, run, 0, 27) == expected
+        assert bounded(STATES, state, 27) == expected
 
 
 # --- keys, and what may be dropped ------------------------------------------------------
