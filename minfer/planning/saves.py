@@ -77,7 +77,8 @@ def add_saves(builder: StepBuilder, plan: Plan, out: list[int]) -> Plan:
     drafting = _drafting(state)
     taker, saves, chains = _PageTaker(config, state), list[SaveState](), {}
     for i in due:
-        states, pages = run.chains[i].states, Pages()
+        states = run.chains[i].states
+        pages: Pages = ()
         if scheduled[i] == states.save_at and run.run_ids[i] not in drafting:
             pages = taker.take(states)
         if pages:

@@ -93,7 +93,8 @@ BUGS: Final = (
         (
             "hit = take_hit("
             "config, state, change, seq.keys, readable_blocks(seq, full))\n"
-            "working, origin = Pages(), ROOT\n"
+            "working: Pages = ()\n"
+            "origin = ROOT\n"
             "if config.state_group:\n"
             "    working, origin = take_working_state(config, change, hit, num_known)\n"
             "tables = _take_tables("
@@ -104,7 +105,8 @@ BUGS: Final = (
             "unheld = Transaction(state.blocks)\n"
             "hit = take_hit("
             "config, state, unheld, seq.keys, readable_blocks(seq, full))\n"
-            "working, origin = Pages(), ROOT\n"
+            "working: Pages = ()\n"
+            "origin = ROOT\n"
             "if config.state_group:\n"
             "    working, origin = take_working_state(config, change, hit, num_known)\n"
             "tables = _take_tables("
@@ -1211,9 +1213,8 @@ BUGS: Final = (
         "a kind: a fork starts behind a partial block, the state of which nobody has",
         "planning/admit.py",
         "_allocate",
-        "not config.state_group and (seq.id not in state.paused "
-        "and not skips_as_suspect(config, state, seq.id))",
-        "seq.id not in state.paused and not skips_as_suspect(config, state, seq.id)",
+        "has_tail and hit.blocks == full and not config.state_group",
+        "has_tail and hit.blocks == full",
     ),
     Bug(
         "chunk runs past the position of a save",
@@ -1733,7 +1734,7 @@ ESCAPED: Final = (
         "a paused copy is lost",
         "a copy goes with the plan that opens a row, and no plan opens it",
         "planning/admit.py",
-        "_allocate",
+        "_copied_tail",
         "seq.id not in state.paused and not skips_as_suspect(config, state, seq.id)",
         "True",
         "lifecycle/test_pausing.py",
