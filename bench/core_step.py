@@ -3,7 +3,8 @@
 The median and the 99th percentile of a turn at 1 to 1,024 running sequences, in a steady
 decode and with churn (outputs of 250 tokens on average, who has ended is replaced), with
 block ends spread over the steps and all at the same step; the same for 256 sequences of a
-model with two groups of layers, seven pages a block; and that neither context length nor
+model with two groups of layers, seven pages a block, and of one with recurrent layers,
+whose states are saved and kept; and that neither context length nor
 a pool full of idle cached blocks makes a turn dearer (two engines take turns, so that
 the machine's noise hits both). A steady decode with a host tier, in which all is stored,
 takes turns with one without, at several lengths of context: there a turn's cost is the
@@ -48,6 +49,8 @@ BLOCKS_PER_CASE = 20  # blocks of turns that a case is measured in
 LIVES = 16
 # Gemma 3 4B: six pages a block in its sliding layers, one in the others.
 GEMMA = (CacheGroup(window=1024, pages=6), CacheGroup())
+# Qwen3-Next 80B: the state of its recurrent layers, in float32, is as large as 50 blocks.
+QWEN3_NEXT = (CacheGroup(), CacheGroup(state=True, pages=50))
 PAIRS = 14  # blocks of a life
 COST = CostModel(name="any", decode=((1, 0.01),), mixed=0.01, token=0.0)
 
@@ -329,9 +332,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any] | None:
             with paused_collector():
                 table.append(measure_solo(running, churn, aligned, args.turns))
             show(table[-1])
-        for churn in (False, True):
+        for groups, churn in product((GEMMA, QWEN3_NEXT), (False, True)):
             with paused_collector():
-                table.append(measure_solo(256, churn, False, args.turns, groups=GEMMA))
+                table.append(measure_solo(256, churn, False, args.turns, groups=groups))
             show(table[-1])
     if args.part in ("all", "ratios"):
         for running, churn in product((64, 256), (False, True)):

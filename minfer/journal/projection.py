@@ -144,7 +144,7 @@ def _running(run: Running, prefix: PrefixIndex) -> Iterator[dict[str, Any]]:
             "last_index": run.last_index[i],
             "leaf": _block(prefix, run.chains[i].leaf),
             **_tables(run.tables[i], run.chains[i]),
-            **({"states": _states(run, i, prefix)} if run.save_at else {}),
+            **({"states": _states(run, i, prefix)} if prefix.state_group else {}),
         }
 
 
@@ -160,7 +160,7 @@ def _states(run: Running, i: int, prefix: PrefixIndex) -> dict[str, Any]:
         "checkpoint": _block(prefix, states.checkpoint) if has_checkpoint else -1,
         "shared": states.shared,
         "last": states.last,
-        "save at": run.save_at[i],
+        "save at": states.save_at,
     }
 
 

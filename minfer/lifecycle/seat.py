@@ -41,10 +41,9 @@ def new_columns(
     tables: Tables,
     chain: Chain,
     start: int,
-    save_at: tuple[int, ...] = (),
 ) -> Running:
-    """A new generation of `seq` as columns of one entry, or none of `save_at`; the KV
-    below `start` is cached or copied.
+    """A new generation of `seq` as columns of one entry; the KV below `start` is cached
+    or copied.
     """
     request = seq.request
     base = len(seq.history)
@@ -66,5 +65,4 @@ def new_columns(
         chains=(chain,),
         tails=(seq.history[num_blocks * config.block_size :],),
         fresh=((),),
-        save_at=save_at,
     )

@@ -146,9 +146,8 @@ def _add_to_step(
         builder.skipped.add(run_id)
         return
     if builder.config.state_group:
-        share, save_at = bound_chunk(builder.config, builder.state, seat, 0, share)
-        bounded = evolve(admission, seat=evolve(seat, save_at=(save_at,)))
-        builder.newcomers[-1] = bounded
+        share, seat = bound_chunk(builder.config, builder.state, seat, 0, share)
+        builder.newcomers[-1] = evolve(admission, seat=seat)
     builder.shares[run_id] = share
     builder.room -= row_cost(builder.config, seq.request, share)
 

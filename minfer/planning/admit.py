@@ -157,36 +157,31 @@ def _allocate(
         return state, blocked
     change = Transaction(state.blocks)
     hit = take_hit(config, state, change, seq.keys, readable_blocks(seq, full))
-    working, origin = take_working_state(config, change, hit, num_known)
+    working: Pages = ()
+    origin = ROOT
+    if config.state_group:
+        working, origin = take_working_state(config, change, hit, num_known)
     tables = _take_tables(
         config, change, hit, num_known, max_tokens, len(state.running) + num_newcomers
     )
     copies: tuple[Copy, ...] = ()
     sources: Keys = ()
-    # A copy goes with the plan that opens the row, which may not be the next one.
-    # The state of recurrent layers is of a whole block.
-    at_once = not config.state_group and (
-        seq.id not in state.paused and not skips_as_suspect(config, state, seq.id)
-    )
-    if sibling is not None and hit.blocks == full and at_once:
-        copies = _sibling_tail(config, state.running, sibling, tables, num_known)
-    elif (
-        seq.request.continuation.tail_keys is not None and hit.blocks == full and at_once
-    ):
-        copies, sources = _cached_tail(config, change.prefix, seq, tables)
+    has_tail = sibling is not None or seq.request.continuation.tail_keys is not None
+    # The state of recurrent layers is never of a partial block.
+    if has_tail and hit.blocks == full and not config.state_group:
+        copies, sources = _copied_tail(config, state, change, seq, sibling, tables)
     start = num_known - 1 if copies else hit.blocks * size
     if not seq.ran_before:  # its first admission: what counts for hit shares and usage
         cached = min(hit.blocks * size, len(seq.request.prompt))
         seq = evolve(seq, cached=cached) if cached else seq
     sealed = (hit.blocks,) * len(tables)
-    chain = Chain(Log(seq.keys), sealed, hit.leaf, low=hit.low)
     seat = new_columns(
         config,
         seq,
         run_id=state.next_run_id,
         row=state.free_rows[-1],
         tables=tables,
-        chain=chain,
+        chain=Chain(Log(seq.keys), sealed, hit.leaf, low=hit.low),
         start=start,
     )
     if config.state_group:
@@ -243,6 +238,28 @@ def _shortage(
         return None
     needs = pages_needed(config, state.blocks, seq, runs_alone=runs_alone)
     return QueueBlocked(*seq.id, "blocks", needs, room) if needs > room else None
+
+
+def _copied_tail(
+    config: EngineConfig,
+    state: EngineState,
+    change: Transaction,
+    seq: Sequence,
+    sibling: int | None,
+    tables: Tables,
+) -> tuple[tuple[Copy, ...], Keys]:
+    """The copies of the partial block with which the prompt of `seq` ends, from its
+    sibling or from the cache, and the keys of cached ones, which are now held.
+
+    There are none if the next plan does not open the row, as copies go with that.
+    """
+    at_once = seq.id not in state.paused and not skips_as_suspect(config, state, seq.id)
+    if not at_once:
+        return (), ()
+    if sibling is None:
+        return _cached_tail(config, change.prefix, seq, tables)
+    copies = _sibling_tail(config, state.running, sibling, tables, len(seq.history))
+    return copies, ()
 
 
 def _sibling_tail(

@@ -10,7 +10,7 @@ from operator import add
 
 from attrs import frozen
 
-from minfer.planning.saves import plan_saves
+from minfer.planning.saves import add_saves
 from minfer.planning.step_builder import StepBuilder
 from minfer.records.config import EngineConfig
 from minfer.records.plan import Draft, NewRow, Plan, PrefillTokens
@@ -52,8 +52,6 @@ def build_plan(builder: StepBuilder) -> Plan:
         ahead, counts, max_sampled = _with_chunks(
             run, out, chunks, ahead, counts, max_sampled
         )
-    scheduled = tuple(map(add, run.scheduled, ahead))
-    saves = plan_saves(builder, scheduled, out) if config.state_group else ()
     plan = Plan(
         step=state.next_step,
         run_ids=run_ids,
@@ -66,23 +64,20 @@ def build_plan(builder: StepBuilder) -> Plan:
             [_open(config, run, c) for c in chunks if c.start == run.starts[c.i]]
         ),
         grows=tuple(builder.grown.values()),
-        copies=tuple(
-            chain(builder.copies, *[newcomer.copies for newcomer in builder.newcomers])
-        ),
+        copies=builder.copies
+        + tuple(chain.from_iterable([newcomer.copies for newcomer in builder.newcomers])),
         drafts=_drafts(builder, run_ids) if builder.drafts else (),
         deferred=_deferred_rows(run, run_ids, max_sampled)
         if state.needs_host_mask
         else (),
-        saves=saves,
     )
-    state = builder.state
     builder.state = evolve(
         state,
-        running=evolve(state.running, scheduled=scheduled),
+        running=evolve(run, scheduled=tuple(map(add, run.scheduled, ahead))),
         inflight=(*state.inflight, plan),
         next_step=plan.step + 1,
     )
-    return plan
+    return add_saves(builder, plan, out) if config.state_group else plan
 
 
 def _chunks(

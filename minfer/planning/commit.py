@@ -136,7 +136,6 @@ def _advance(
         chains=run.chains,
         tails=tails,
         fresh=fresh,
-        save_at=run.save_at,
     )
     return advanced, new
 
@@ -224,6 +223,8 @@ def _prompt_only_ends(run: Running, plan: Plan) -> dict[int, tuple[int, str]]:
     """The sequences that end with their prompt, whose last input was in this plan: as
     `_endings`.
     """
+    if not plan.fills:
+        return {}
     # Who has its last input known and yields nothing is to yield nothing at all.
     silent = [
         fill.index for fill in plan.fills if not plan.max_sampled_tokens[fill.index]
@@ -309,6 +310,10 @@ def _publishable(
         (i for i in ripe if i not in ends), deferrable_blocks(config, len(run))
     )
     upto = {i: (run.known[i] - 1) // size for i in deferrable}
+    if plan.saves:
+        upto |= _saved(config, run, plan, upto)
+    if not plan.fills:
+        return upto
     spots = (fill.index for fill in plan.fills)
     computed = {
         plan.run_ids[index]: (plan.starts[index] + plan.num_scheduled_tokens[index])
@@ -323,21 +328,21 @@ def _publishable(
             upto[i] = computed[run.run_ids[i]]
         elif config.by_chunk:
             upto[i] = RELEASE
-    _add_saved(config, run, plan, upto)
     return upto
 
 
-def _add_saved(
+def _saved(
     config: EngineConfig, run: Running, plan: Plan, upto: dict[int, int]
-) -> None:
-    """Add the sequences whose states a plan saved: the blocks before these are published
-    first, also of those that end.
+) -> dict[int, int]:
+    """The sequences whose states a plan saved, of which blocks `upto` some are published:
+    those before their states are published first, also if they end.
     """
     ends = {
         plan.run_ids[save.index]: plan.starts[save.index]
         + plan.num_scheduled_tokens[save.index]
         for save in plan.saves
     }
-    for i in positions(run, ends):
-        blocks = ends[run.run_ids[i]] // config.block_size
-        upto[i] = max(upto.get(i, 0), blocks)
+    return {
+        i: max(upto.get(i, 0), ends[run.run_ids[i]] // config.block_size)
+        for i in positions(run, ends)
+    }

@@ -167,9 +167,10 @@ def _proposed_for(spec_config: Speculation, state: EngineState) -> Drafters:
     proposed = tuple(map(proposals.get, run.ids, repeat(_NOT_PROPOSED)))
     tokens = tuple(map(_tokens, proposed))
     left: Iterable[int] = map(sub, run.last_index, run.known)
-    if run.save_at:  # a row without drafts reaches the position at which it is saved
-        before = map(sub, map(sub, run.save_at, run.known), ones(len(run)))
-        left = map(min, left, before)
+    if state.blocks.prefix.state_group:
+        # A row without drafts reaches the position at which its state is saved.
+        save_at = map(attrgetter("states.save_at"), run.chains)
+        left = map(min, left, map(sub, map(sub, save_at, run.known), ones(len(run))))
     max_drafts = tuple(map(min, map(len, tokens), left, repeat(spec_config.drafts)))
     fresh = map(eq, map(_known, proposed), run.known)
     chosen = tuple(map(gt, map(min, max_drafts, fresh), repeat(0)))

@@ -72,7 +72,7 @@ def _find_blocks(
     is stable.
     """
     size, hit, has_full_attention = config.block_size, full, False
-    windows = list[tuple[int, CacheGroup]]()
+    windows: list[tuple[int, CacheGroup]] = []
     for g, group in enumerate(config.block_groups):
         if group.window:
             windows.append((g, group))
@@ -96,7 +96,8 @@ def take_hit(
     prefix, size = state.blocks.prefix, config.block_size
     prefix_hit = find_hit(config, prefix, keys, full)
     hit, leaf = prefix_hit.blocks, ROOT
-    tables, lows = list[Pages](), list[int]()
+    tables: list[Pages] = []
+    lows: list[int] = []
     for g, group in enumerate(config.block_groups):
         low, sinks = outside(hit * size, group.window, size), group.sink_blocks(size)
         own_keys = group_keys(unreleased(keys, 0, hit, low, sinks), g)

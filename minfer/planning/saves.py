@@ -9,7 +9,8 @@ left, or the same one is kept already.
 
 from bisect import bisect_left
 from itertools import compress
-from operator import ge
+from operator import attrgetter, ge
+from typing import Final
 
 from minfer.blocks.ownership import Transaction
 from minfer.blocks.prefix import ROOT, Pages, is_live, pages_of
@@ -28,6 +29,8 @@ from minfer.records.sequence import Chain, RowStates, edited, positions
 from minfer.records.state import EngineState
 from minfer.values.record import evolve
 
+_save_at: Final = attrgetter("states.save_at")
+
 # --- starts -----------------------------------------------------------------------------
 
 
@@ -36,13 +39,14 @@ def copy_start_states(builder: StepBuilder) -> None:
     config, state = builder.config, builder.state
     run = state.running
     change, chains = Transaction(state.blocks), dict[int, Chain]()
+    copies = list[Copy]()
     for i in positions(run, builder.shares):
         chain, states = run.chains[i], run.chains[i].states
         if not states.origin:
             continue
         sources = pages_of(change.prefix, (states.origin,))
         working = run.tables[i][len(config.block_groups)]
-        builder.copies += [
+        copies += [
             Copy(*pages, config.block_size)
             for pages in zip(sources, working, strict=True)
         ]
@@ -52,37 +56,34 @@ def copy_start_states(builder: StepBuilder) -> None:
     if chains:
         running = edited(run, chains=chains)
         builder.state = evolve(state, blocks=change.done(), running=running)
+        builder.copies = tuple(copies)
 
 
 # --- saves ------------------------------------------------------------------------------
 
 
-def plan_saves(
-    builder: StepBuilder, scheduled: tuple[int, ...], out: list[int]
-) -> tuple[SaveState, ...]:
-    """The saves of a plan after which the running sequences are `scheduled` so far, and
-    which has all rows but those at the positions `out`.
+def add_saves(builder: StepBuilder, plan: Plan, out: list[int]) -> Plan:
+    """Add the saves to a plan that has just been built, the last one in flight, of all
+    running sequences but those at the positions `out`. Returns the plan with them.
 
-    A row with drafts in this plan, or in one in flight, is left out: its position is not
+    A row with drafts in this plan, or in one before it, is left out: its position is not
     known.
     """
     config, state = builder.config, builder.state
-    run = state.running
-    due = [*compress(range(len(run)), map(ge, scheduled, run.save_at))]
+    run, scheduled = state.running, state.running.scheduled
+    due = [*compress(range(len(run)), map(ge, scheduled, map(_save_at, run.chains)))]
     if not due:
-        return ()
-    drafting = _drafting(builder)
-    taker, saves = _PageTaker(config, state), list[SaveState]()
-    chains, save_at = dict[int, Chain](), dict[int, int]()
+        return plan
+    drafting = _drafting(state)
+    taker, saves, chains = _PageTaker(config, state), list[SaveState](), {}
     for i in due:
-        states, pages = run.chains[i].states, Pages()
-        if scheduled[i] == run.save_at[i] and run.run_ids[i] not in drafting:
+        states = run.chains[i].states
+        pages: Pages = ()
+        if scheduled[i] == states.save_at and run.run_ids[i] not in drafting:
             pages = taker.take(states)
         if pages:
             saves.append(SaveState(i - bisect_left(out, i), pages))
-            states = evolve(states, last=scheduled[i])
-            chains[i] = evolve(run.chains[i], states=states)
-        save_at[i] = next_save(
+        save_at = next_save(
             config,
             run.seqs[i],
             states,
@@ -90,17 +91,23 @@ def plan_saves(
             run.last_index[i],
             pressed=is_pressed(config, taker.change.pool),
         )
-    running = edited(run, chains=chains, save_at=save_at)
-    builder.state = evolve(state, blocks=taker.change.done(), running=running)
-    return tuple(saves)
+        last = scheduled[i] if pages else states.last
+        chains[i] = evolve(
+            run.chains[i], states=evolve(states, last=last, save_at=save_at)
+        )
+    plan = evolve(plan, saves=tuple(saves))
+    builder.state = evolve(
+        state,
+        blocks=taker.change.done(),
+        running=edited(run, chains=chains),
+        inflight=(*state.inflight[:-1], plan),
+    )
+    return plan
 
 
-def _drafting(builder: StepBuilder) -> set[int]:
-    """The generations with drafts in this plan, or in one in flight."""
-    drafting = set(builder.drafts)
-    for plan in builder.state.inflight:
-        drafting.update(plan.run_ids[draft.index] for draft in plan.drafts)
-    return drafting
+def _drafting(state: EngineState) -> set[int]:
+    """The generations with drafts in flight."""
+    return {plan.run_ids[draft.index] for plan in state.inflight for draft in plan.drafts}
 
 
 class _PageTaker:
@@ -174,13 +181,14 @@ def _publish(
     is_new = prefix.publish_state(parent, key, pages, store=not is_checkpoint)
     if not is_new:
         change.pool.release(pages)
+    checkpoint = states.checkpoint
     if is_checkpoint:
-        before = states.checkpoint
-        if before in prefix.nodes and not is_live(prefix, before):
-            change.pool.release(prefix.drop_state(before))
-        states = evolve(states, checkpoint=key if is_new else ROOT)
-    kept = tuple([one for one in states.kept if one in prefix.nodes])
-    return evolve(states, kept=(*kept, key) if is_new else kept)
+        if checkpoint in prefix.nodes and not is_live(prefix, checkpoint):
+            change.pool.release(prefix.drop_state(checkpoint))
+        checkpoint = key if is_new else ROOT
+    kept = [own for own in states.kept if own in prefix.nodes]
+    kept += [key] if is_new else []
+    return evolve(states, kept=tuple(kept), checkpoint=checkpoint)
 
 
 def release_saves(state: EngineState) -> EngineState:

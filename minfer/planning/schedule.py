@@ -32,7 +32,7 @@ from minfer.planning.step_builder import StepBuilder, token_cost
 from minfer.policies import consult
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Command, Execute
-from minfer.records.sequence import edited, is_bound, joined
+from minfer.records.sequence import is_bound, joined
 from minfer.records.state import EngineState, Transition, head_of_queue
 from minfer.values import thresholds
 from minfer.values.record import evolve
@@ -214,10 +214,9 @@ def _until_save(builder: StepBuilder, i: int, share: int) -> int:
     kept.
     """
     run = builder.state.running
-    share, save_at = bound_chunk(builder.config, builder.state, run, i, share)
-    if save_at != run.save_at[i]:
-        run = edited(run, save_at={i: save_at})
-        builder.state = evolve(builder.state, running=run)
+    share, bounded = bound_chunk(builder.config, builder.state, run, i, share)
+    if bounded is not run:
+        builder.state = evolve(builder.state, running=bounded)
     return share
 
 

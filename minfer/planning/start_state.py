@@ -20,8 +20,6 @@ def take_working_state(
     If pages are too few for both, the kept state becomes the working state: it needs no
     copy then, and its key is ROOT.
     """
-    if config.state_group is None:
-        return (), ROOT
     pages, origin = config.state_pages, hit.state
     if origin and not is_live(change.prefix, origin):
         tables = _least_new_pages(config, hit.blocks, num_known)
@@ -57,9 +55,9 @@ def with_states(
     states = RowStates(origin, hit.found.shared, start)
     pressed = is_pressed(config, change.pool)
     save_at = next_save(config, seq, states, start, last, pressed=pressed)
+    states = evolve(states, save_at=save_at)
     return evolve(
         seat,
         tables=((*seat.tables[0], Log(working)),),
         chains=(evolve(seat.chains[0], states=states),),
-        save_at=(save_at,),
     )

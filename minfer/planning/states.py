@@ -21,8 +21,8 @@ checkpoints are worth what is evicted for them; and the end of a prompt, if no c
 will come, or others will start there: samples of one request, or another engine.
 
 A position is a multiple of the block size, and a plan ends there: prefill chunks are cut
-for the first two, which costs a step, and never for a stride. `Running.save_at` is the
-next position of each row.
+for the first two, which costs a step, and never for a stride. `RowStates.save_at` is the
+next position of a row.
 
 A kept state is a child of its block in the prefix index (`minfer.blocks.prefix`): it is
 evicted like a block, before that. Kept states take at most `max_share` of the pool.
@@ -37,8 +37,9 @@ from minfer.blocks.pool import Pool, PoolChange
 from minfer.blocks.prefix import ROOT, Index, node_of
 from minfer.records.config import EngineConfig
 from minfer.records.request import Request
-from minfer.records.sequence import NEVER, RowStates, Running, Sequence
+from minfer.records.sequence import NEVER, RowStates, Running, Sequence, edited
 from minfer.records.state import EngineState
+from minfer.values.record import evolve
 
 BRANCH_STATES: Final = 3  # at a branch and before it,
 BRANCH_SHARE: Final = 16  # this part of the shared blocks from each other
@@ -86,10 +87,11 @@ def next_save(
     size, stride = config.block_size, config.states.decode_stride_blocks
     block, end = position // size, (len(seq.history) - 1) // size
     checkpoint = end + max(1, (block - end) // stride + 1) * stride if stride else end
-    points = [checkpoint] if end < checkpoint and checkpoint * size <= last_index else []
+    has_checkpoint = end < checkpoint and checkpoint * size <= last_index
+    points = [checkpoint] if has_checkpoint else []
     if block < end:
         points += _branch_points(states, pressed=pressed)
-        if _ends_are_kept(seq.request, pressed=pressed and bool(points)):
+        if _ends_are_kept(seq.request, pressed=pressed and has_checkpoint):
             points.append(end)
     following = min([point for point in points if point > block], default=NEVER)
     return following * size if following < NEVER else NEVER
@@ -112,20 +114,22 @@ def _ends_are_kept(request: Request, *, pressed: bool) -> bool:
 
 def bound_chunk(
     config: EngineConfig, state: EngineState, run: Running, i: int, inputs: int
-) -> tuple[int, int]:
+) -> tuple[int, Running]:
     """How many of `inputs` prefill tokens the row at `i` of `run` takes, so that the plan
-    ends where its state is to be kept; and that position, or the next one.
+    ends where its state is to be kept; and `run`, with that position.
     """
-    size, start, save_at = config.block_size, run.scheduled[i], run.save_at[i]
+    size, start, states = config.block_size, run.scheduled[i], run.chains[i].states
+    save_at = states.save_at
     if start + inputs >= save_at:
-        return save_at - start, save_at
+        return save_at - start, run
     stride = config.states.stride_blocks * size
     end = (start + inputs) // size * size
     is_last = start + inputs >= run.num_known_at_admission[i]
-    far = stride and end > start and end - run.chains[i].states.last >= stride
+    far = stride and end > start and end - states.last >= stride
     if is_last or not far or save_at == NEVER or not _has_free_pages(config, state):
-        return inputs, save_at
-    return end - start, end
+        return inputs, run
+    chain = evolve(run.chains[i], states=evolve(states, save_at=end))
+    return end - start, edited(run, chains={i: chain})
 
 
 def _has_free_pages(config: EngineConfig, state: EngineState) -> bool:

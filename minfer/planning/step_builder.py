@@ -42,7 +42,7 @@ class StepBuilder:
     max_sampled_tokens: tuple[int, ...] | None = None  # by row; None: one
     # Generation with drafts -> those from the host; none: the draft model makes them.
     drafts: dict[int, tuple[int, ...]] = field(factory=dict)
-    copies: list[Copy] = field(factory=list)  # of kept states
+    copies: tuple[Copy, ...] = ()  # of kept states
     reasons: list[Reason] = field(factory=list)
     wakes: tuple[WakeAt, ...] = ()
     loads: list[TransferCommand] = field(factory=list)  # that begin

@@ -30,9 +30,6 @@ A decode row has sched = known - 1 + (its tokens in flight): one input is always
 `tables` have the pages of a sequence for each group of layers: where the group has a
 window, entries of blocks that left it are not valid any more.
 
-`save_at` is the position after which the state of its recurrent layers is to be kept
-next, a multiple of the block size; without a state group the column is empty.
-
 `tails` hold the known tokens from the last block boundary in `history` on that have no
 key yet, the newest apart in `fresh`: copying whole tails would be a third of a turn's
 cost. `chains` hold the keys, the tokens of output blocks with a key, and the leaf.
@@ -111,6 +108,9 @@ class RowStates:
     # The blocks of its prompt that were cached, with those behind the last kept state.
     shared: int = 0
     last: int = 0  # position of the last state that it started from, or saved
+    # Position after which the next one is to be saved: a multiple of the block size, and
+    # further than it is scheduled.
+    save_at: int = NEVER
     # Those that it started from or saved first, in order: it may drop them in favour of a
     # later one.
     kept: Keys = ()
@@ -138,9 +138,7 @@ class Chain:
 
 @frozen
 class Running:
-    """Columns over the running sequences, in rank order; all have the same length, but
-    for `save_at`, which is empty without a state group.
-    """
+    """Columns over the running sequences, in rank order; all have the same length."""
 
     seqs: tuple[Sequence, ...] = ()
     ids: SampleIds = ()
@@ -157,7 +155,6 @@ class Running:
     chains: tuple[Chain, ...] = ()
     tails: tuple[tuple[int, ...], ...] = ()
     fresh: tuple[tuple[int, ...], ...] = ()
-    save_at: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.run_ids)
@@ -192,7 +189,7 @@ _columns: Final = attrgetter(*COLUMNS)
 
 def less(column: tuple[T, ...], out: list[int]) -> tuple[T, ...]:
     """`column` without the entries at the positions `out`, which are sorted."""
-    if not out or not column:
+    if not out:
         return column
     entries = list(column)
     for i in reversed(out):

@@ -231,10 +231,8 @@ def check_tiers(config: EngineConfig, state: EngineState) -> None:
 
 def _check_columns(config: EngineConfig, state: EngineState) -> None:
     run = state.running
-    lengths = {name: len(getattr(run, name)) for name in COLUMNS}
-    if config.state_group is None:
-        require(not lengths.pop("save_at"), "columns", "saves without a state group")
-    require(len({*lengths.values()}) == 1, "columns", lengths)
+    lengths = {len(getattr(run, name)) for name in COLUMNS}
+    require(len(lengths) == 1, "columns", lengths)
     places = [seq.place for seq in run.seqs]
     require(
         places == sorted(set(places)), "order", "running sequences are not in rank order"

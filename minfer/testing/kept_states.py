@@ -71,7 +71,7 @@ def _check_row(config: EngineConfig, run: Running, i: int) -> None:
     """Check the working state of the sequence at `i`, and where it is saved next."""
     table, states, size = run.tables[i][-1], run.chains[i].states, config.block_size
     require(len(table) == config.state_pages, "states", f"a working state in {table}")
-    save_at, scheduled = run.save_at[i], run.scheduled[i]
+    save_at, scheduled = states.save_at, run.scheduled[i]
     whole = save_at % size == 0 and save_at <= run.last_index[i]
     later = save_at > scheduled and (whole or save_at == NEVER)
     require(later, "states", f"to be saved at {save_at}, and scheduled to {scheduled}")

@@ -93,7 +93,10 @@ BUGS: Final = (
         (
             "hit = take_hit("
             "config, state, change, seq.keys, readable_blocks(seq, full))\n"
-            "working, origin = take_working_state(config, change, hit, num_known)\n"
+            "working: Pages = ()\n"
+            "origin = ROOT\n"
+            "if config.state_group:\n"
+            "    working, origin = take_working_state(config, change, hit, num_known)\n"
             "tables = _take_tables("
             "config, change, hit, num_known, max_tokens, "
             "len(state.running) + num_newcomers)"
@@ -102,7 +105,10 @@ BUGS: Final = (
             "unheld = Transaction(state.blocks)\n"
             "hit = take_hit("
             "config, state, unheld, seq.keys, readable_blocks(seq, full))\n"
-            "working, origin = take_working_state(config, change, hit, num_known)\n"
+            "working: Pages = ()\n"
+            "origin = ROOT\n"
+            "if config.state_group:\n"
+            "    working, origin = take_working_state(config, change, hit, num_known)\n"
             "tables = _take_tables("
             "config, change, hit, num_known, max_tokens, "
             "len(state.running) + num_newcomers)\n"
@@ -1147,17 +1153,17 @@ BUGS: Final = (
         "a kind: the state of a hit is not copied, and the row starts from what is there",
         "planning/saves.py",
         "copy_start_states",
-        "builder.copies += [Copy(*pages, config.block_size) "
+        "copies += [Copy(*pages, config.block_size) "
         "for pages in zip(sources, working, strict=True)]",
-        "builder.copies += []",
+        "copies += []",
     ),
     Bug(
         "state saved at a position that drafts made uncertain",
         "a kind: the state after rejected drafts is kept as that of accepted ones",
         "planning/saves.py",
-        "plan_saves",
-        "scheduled[i] == run.save_at[i] and run.run_ids[i] not in drafting",
-        "scheduled[i] == run.save_at[i]",
+        "add_saves",
+        "scheduled[i] == states.save_at and run.run_ids[i] not in drafting",
+        "scheduled[i] == states.save_at",
     ),
     Bug(
         "row restarts in place with a state that ran on",
@@ -1183,8 +1189,8 @@ BUGS: Final = (
         "a kind: the next checkpoint takes the place of one from which a row starts",
         "planning/saves.py",
         "_publish",
-        "before in prefix.nodes and not is_live(prefix, before)",
-        "before in prefix.nodes",
+        "checkpoint in prefix.nodes and not is_live(prefix, checkpoint)",
+        "checkpoint in prefix.nodes",
     ),
     Bug(
         "hit without a state",
@@ -1207,17 +1213,16 @@ BUGS: Final = (
         "a kind: a fork starts behind a partial block, the state of which nobody has",
         "planning/admit.py",
         "_allocate",
-        "not config.state_group and (seq.id not in state.paused "
-        "and not skips_as_suspect(config, state, seq.id))",
-        "seq.id not in state.paused and not skips_as_suspect(config, state, seq.id)",
+        "has_tail and hit.blocks == full and not config.state_group",
+        "has_tail and hit.blocks == full",
     ),
     Bug(
         "chunk runs past the position of a save",
         "a kind: a prompt's chunk is not cut where its state is to be kept",
         "planning/states.py",
         "bound_chunk",
-        "return save_at - start, save_at",
-        "return inputs, save_at",
+        "return save_at - start, run",
+        "return inputs, run",
     ),
     Bug(
         "state loaded as a block",
@@ -1247,7 +1252,7 @@ BUGS: Final = (
         "state of another row saved",
         "a kind: a save names the row by its place among the running, not in the plan",
         "planning/saves.py",
-        "plan_saves",
+        "add_saves",
         "i - bisect_left(out, i)",
         "min(i, len(run) - len(out) - 1)",
     ),
@@ -1729,7 +1734,7 @@ ESCAPED: Final = (
         "a paused copy is lost",
         "a copy goes with the plan that opens a row, and no plan opens it",
         "planning/admit.py",
-        "_allocate",
+        "_copied_tail",
         "seq.id not in state.paused and not skips_as_suspect(config, state, seq.id)",
         "True",
         "lifecycle/test_pausing.py",

@@ -39,9 +39,7 @@ def one(rank: int) -> Running:
 
 
 def ranks(run: Running) -> list[int]:
-    columns = {*COLUMNS} - {"save_at"}
-    assert {len(getattr(run, name)) for name in columns} == {len(run)}
-    assert len(run.save_at) in (0, len(run))
+    assert {len(getattr(run, name)) for name in COLUMNS} == {len(run)}
     assert [seq.place[1] for seq in run.seqs] == list(run.run_ids)
     assert [row - 100 for row in run.rows] == list(run.run_ids)
     return list(run.run_ids)
@@ -62,13 +60,6 @@ def test_newcomers_are_put_in_at_their_ranks() -> None:
     assert ranks(joined(run, [one(0), one(2), one(4), one(6)])) == [0, 1, 2, 3, 4, 5, 6]
     assert ranks(joined(run, [one(6), one(7)])) == [1, 3, 5, 6, 7]
     assert ranks(joined(run, [])) == [1, 3, 5]
-
-
-def test_where_states_are_saved_is_a_column_like_others() -> None:
-    parts = [evolve(one(rank), save_at=(4 * rank,)) for rank in (1, 2, 3)]
-    run = joined(Running(), parts)
-    assert run.save_at == (4, 8, 12)
-    assert without(run, [1]).save_at == (4, 12)
 
 
 def test_who_leaves_is_gone_from_every_column() -> None:

@@ -76,12 +76,6 @@ def with_states(turn: Turn, **changes: Any) -> Transition:
     return moved(turn, run_with(state, chains=chains))
 
 
-def saved_at(turn: Turn, position: int) -> Transition:
-    state = turn.transition.state
-    save_at = (position, *state.running.save_at[1:])
-    return moved(turn, run_with(state, save_at=save_at))
-
-
 def behind_another_block(turn: Turn) -> Transition:
     """A kept state is the child of no block."""
     state = turn.transition.state
@@ -146,8 +140,8 @@ def bite(law: str, when: Any, wrong: Any) -> Bite:
 BITES = (
     bite("states: a state behind another", later, behind_another_block),
     bite("states: 0 pages of", later, not_counted),
-    bite("states: to be saved at 8", later, lambda t: saved_at(t, 8)),
-    bite("states: to be saved at 17", later, lambda t: saved_at(t, 17)),
+    bite("states: to be saved at 8", later, lambda t: with_states(t, save_at=8)),
+    bite("states: to be saved at 17", later, lambda t: with_states(t, save_at=17)),
     bite("states: a row that starts|refcount", later, held_again),
     bite("states: a state is saved twice|partition", saves, saved_twice),
     bite("states: SaveState|partition", saves, half_saved),
