@@ -105,8 +105,6 @@ def reasons(recorded: Facts, replayed: Facts) -> Iterator[Difference]:
         for missed in ("Missed", "WindowMissed", "StateMissed"):
             old_kinds.pop(missed, None)
             new_kinds.pop(missed, None)
-    if old_kinds == new_kinds and recorded.get("reasons") != replayed.get("reasons"):
-        yield _in_another_order(recorded, replayed)
     for kind in dict.fromkeys((*_PHRASES, *old_kinds, *new_kinds)):
         old, new = old_kinds.get(kind, []), new_kinds.get(kind, [])
         if old == new:
@@ -120,23 +118,6 @@ def reasons(recorded: Facts, replayed: Facts) -> Iterator[Difference]:
             facts = f"then {phrases.verb} {join_texts(old_subjects)}"
             facts += f", now {join_texts(new_subjects)}"
             yield Difference(phrases.verb, old, new, facts)
-
-
-def _in_another_order(recorded: Facts, replayed: Facts) -> Difference:
-    """The difference of equal reasons in another order."""
-    old, new = recorded["reasons"], replayed["reasons"]
-    first = next(
-        i for i, pair in enumerate(zip(old, new, strict=True)) if pair[0] != pair[1]
-    )
-    facts = f"then first {_reason_text(old[first])}, now {_reason_text(new[first])}"
-    return Difference("reasons in another order", old, new, facts)
-
-
-def _reason_text(reason: list[Any]) -> str:
-    kind, *values = reason
-    phrases = _PHRASES.get(kind, _Phrases(kind, _fields))
-    fields = dict(zip(columns_of(REASONS[kind]), values, strict=True))
-    return f"{phrases.verb} {phrases.subject(fields)}"
 
 
 def _figures(
@@ -197,10 +178,7 @@ def moves(recorded: Facts, replayed: Facts) -> Iterator[Difference]:
 
 
 def _transfers_text(transfers: list[Any]) -> str:
-    kinds = {True: "load", False: "store", "stored": "save", "fetched": "fetch"}
-    return join_texts(
-        [f"{kinds[loads]} {number}" for number, loads, *_ in transfers], "none"
-    )
+    return join_texts([f"{kind} {number}" for number, kind, *_ in transfers], "none")
 
 
 def _time_text(time: float | None) -> str:
