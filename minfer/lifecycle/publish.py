@@ -89,7 +89,7 @@ def release_windows(config: EngineConfig, state: EngineState) -> EngineState:
 
 def window_blocks_coming(config: EngineConfig, state: EngineState) -> bool:
     """Whether steps in flight take a sequence so far that blocks leave its window."""
-    if not (config.by_chunk and state.inflight):
+    if not state.inflight:
         return False
     run, size = state.running, config.block_size
     return any(
