@@ -64,7 +64,7 @@ def test_bench_names_other_programs_with_the_commands_that_the_readme_has(
     assert out == ""
     assert err.startswith("minfer: bench was removed: use GuideLLM, aiperf or vLLM's ")
     commands = [" ".join(paragraph.split()) for paragraph in err.split("\n\n")[1:]]
-    readme = (ROOT / "effects" / "README.md").read_text("utf-8")
+    readme = (ROOT / "effects" / "cli" / "README.md").read_text("utf-8")
     words = " ".join(readme.split())
     programs = ("guidellm run ", "aiperf profile ", "vllm bench serve ")
     for program, command in zip(programs, commands, strict=True):
