@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 
 class AsyncLLM(ServedModel):
-    """A model that serves the tasks of one event loop. Settings and errors are those of
+    """A model that serves the tasks of one event loop.
+
+    The constructor, `__init__` below, explains all settings. Errors are those of
     `ServedModel`.
     """
 

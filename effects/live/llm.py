@@ -52,7 +52,8 @@ class RequestBatch:
 class LLM(ServedModel):
     """A model that generates text from prompts and answers in conversations.
 
-    Settings and errors are those of `ServedModel`.
+    The constructor, `__init__` below, explains all settings. Errors are those of
+    `ServedModel`.
     """
 
     def generate(

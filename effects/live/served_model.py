@@ -47,6 +47,7 @@ from minfer.effects.live.input_processing.template_settings import (
 )
 from minfer.effects.setup.engine_args import REMOVED, EngineArgs
 from minfer.effects.setup.prepare import Setup, prepare
+from minfer.effects.setup.settings_help import settings_docstring
 from minfer.effects.text.grammars.grammar_library import Compiler, GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.effects.text.output_processor import OutputProcessor, Sink
@@ -88,8 +89,8 @@ class ServedModel(ChatRenderer):
     an API server's process, those behind a `client` (`from_client`).
 
     `model` is a Hugging Face checkpoint folder, its name on the hub, or a GGUF file; None
-    is the model that comes with minfer. The other settings are documented in
-    `EngineArgs`. Raises CheckpointError for a checkpoint that cannot be used, ConfigError
+    is the model that comes with minfer. The constructor's docstring explains the other
+    settings. Raises CheckpointError for a checkpoint that cannot be used, ConfigError
     for settings out of range, and NotEnoughMemoryError.
 
     Runs are reproducible: a request without a seed of its own gets one that is a function
@@ -116,6 +117,8 @@ class ServedModel(ChatRenderer):
     def __init__(self, model: str | None = None, **settings: Any) -> None:
         _check_known(type(self).__name__, settings)
         self._open(EngineArgs(model=model, **settings))
+
+    __init__.__doc__ = settings_docstring()
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs, report: Report) -> Self:
