@@ -5,6 +5,7 @@ Nothing is downloaded, so the build backend has to be installed: `pip install '.
 does that.
 """
 
+import re
 import subprocess
 import sys
 import tarfile
@@ -20,6 +21,7 @@ import minfer
 ROOT: Final = Path(__file__).resolve().parents[1]
 NAME: Final = f"minfer-{minfer.__version__}"
 ROOMS: Final = ("minfer", "effects", "kernels", "bench", "tests")
+WEIGHTS: Final = ".safetensors"  # only where they are read
 DEPLOY: Final = "minfer/effects/deploy/"  # used from a clone or a source distribution
 # Kinds of files that run: code, and data that it reads.
 KINDS: Final = (
@@ -67,13 +69,16 @@ def contents(wheel: Path) -> dict[str, bytes]:
 def test_the_source_distribution_is_whole(sdist: Path) -> None:
     for room in ROOMS:
         for name in files_of(room):
-            assert (sdist / name).read_bytes() == (ROOT / name).read_bytes(), name
+            if room == "minfer" or not name.endswith(WEIGHTS):
+                assert (sdist / name).read_bytes() == (ROOT / name).read_bytes(), name
+    assert {path.parents[3].name for path in sdist.rglob(f"*{WEIGHTS}")} == {"minfer"}
     for linked in ("effects", "kernels"):
         for name in files_of(linked):
             assert (sdist / "minfer" / name).is_file(), f"minfer/{name}"
     deploy = (ROOT / "effects" / "deploy").iterdir()
     deploy_files = (str(path.relative_to(ROOT)) for path in deploy)
-    for name in ("pyproject.toml", "README.md", "LICENSE", ".ci/run", *deploy_files):
+    others = (".ci/run", ".ci/hatch_hooks.py", ".github/CONTRIBUTING.md")
+    for name in ("pyproject.toml", "README.md", "LICENSE", *others, *deploy_files):
         assert (sdist / name).is_file(), name
 
 
@@ -96,3 +101,22 @@ def test_a_wheel_has_all_that_runs_and_nothing_beside(
     assert "minfer = minfer.effects.cli.main:main" in entry
     metadata = of_checkout[f"{NAME}.dist-info/METADATA"].decode()
     assert f"\nVersion: {minfer.__version__}\n" in metadata
+    links = re.findall(r"\]\(([^)]*)", metadata)
+    assert links == [link for link in links if link.startswith("https:")]
+    assert "## Supported" in metadata
+
+
+@pytest.mark.long
+def test_an_editable_installation_has_minfer_and_nothing_beside_on_its_path(
+    tmp_path: Path,
+) -> None:
+    wheels = pytest.importorskip("hatchling.builders.wheel")
+    (built,) = wheels.WheelBuilder(str(ROOT)).build(
+        directory=str(tmp_path), versions=["editable"]
+    )
+    with zipfile.ZipFile(built) as wheel:
+        (pth,) = [name for name in wheel.namelist() if name.endswith(".pth")]
+        folder = Path(wheel.read(pth).decode().strip())
+    assert [path.name for path in folder.iterdir()] == ["minfer"]
+    assert (folder / "minfer").resolve() == ROOT / "minfer"
+    assert (folder / "minfer" / "effects" / "cli" / "main.py").is_file()
