@@ -163,8 +163,9 @@ def _with_files(text: str, page: str, docs: Path) -> str:
             return link[0]
         target = os.path.normpath(os.path.join(folder, name))
         if not target.endswith(".md") and (ROOT / target).is_file():
-            (docs / target).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / target, docs / target)
+            copy = docs / _published(target)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / target, copy)
         base = os.path.dirname(_published(page))
         return f"]({os.path.relpath(_published(target), base or '.')}{heading})"
 
