@@ -16,10 +16,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 import pages
+
+from minfer.extras import how_to_install
 
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parents[1]
@@ -219,6 +222,8 @@ def build(folder: Path, *, docs_only: bool = False) -> int:
     write_settings(folder)
     if docs_only:
         return 0
+    if find_spec("zensical") is None:
+        sys.exit(f"build_site: zensical is not installed: {how_to_install('docs')}")
     command = [sys.executable, "-m", "zensical", "build", "--strict"]
     return subprocess.run(command, cwd=folder, check=False).returncode
 
