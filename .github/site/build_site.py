@@ -29,10 +29,11 @@ ROOT: Final = HERE.parents[1]
 FOLDERS: Final = ("minfer", "effects", "kernels", "bench", "tests")
 LINK: Final = re.compile(r"\]\(([^)\s#]*)(#[^)\s]*)?\)")
 FENCE: Final = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
-# Python-Markdown, which the generator uses, wants a blank line before a list, and four
-# spaces within an item.
+# Python-Markdown, which the generator uses, wants a blank line before a list, four spaces
+# within an item, and no backslash before a bar in the code of a table.
 LIST: Final = re.compile(r"^((?!- | |\|).+\n)(- )", re.MULTILINE)
 ITEM_INDENT: Final = re.compile(r"^ {3}(?=\S)", re.MULTILINE)
+INLINE_CODE: Final = re.compile(r"`[^`\n]+`")
 SETUP: Final = "effects/setup/README.md"
 WATCH: Final = "effects/serving/observability/README.md"
 POLICIES: Final = "minfer/policies/README.md"
@@ -114,8 +115,8 @@ def write_docs(docs: Path) -> None:
     for page, text in texts.items():
         target = docs / _published(page)
         target.parent.mkdir(parents=True, exist_ok=True)
-        text = _outside_code(LIST, r"\1\n\2", _with_files(text, page, docs))
-        target.write_text(_outside_code(ITEM_INDENT, "    ", text), "utf-8")
+        text = _for_python_markdown(_with_files(text, page, docs))
+        target.write_text(text, "utf-8")
 
     shutil.copyfile(HERE / "site.css", docs / "site.css")
 
@@ -142,6 +143,13 @@ def section(text: str, title: str, source: str, page: str) -> str:
         return f"]({os.path.relpath(target, os.path.dirname(page))}{heading})"
 
     return f"# {title}\n{_outside_code(LINK, moved, match[1])}"
+
+
+def _for_python_markdown(text: str) -> str:
+    """Returns the text as Python-Markdown reads it; GitHub reads both."""
+    text = _outside_code(LIST, r"\1\n\2", text)
+    text = _outside_code(ITEM_INDENT, "    ", text)
+    return _outside_code(INLINE_CODE, lambda code: code[0].replace("\\|", "|"), text)
 
 
 def _outside_code(
