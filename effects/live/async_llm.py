@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 class AsyncLLM(ServedModel):
     """A model that serves the tasks of one event loop.
 
-    The constructor, `__init__` below, explains all settings. Errors are those of
-    `ServedModel`.
+    The constructor, `__init__` below, explains all settings and errors.
     """
 
     def _attach(self, client: EngineClient, first: int) -> None:

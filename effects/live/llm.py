@@ -52,8 +52,7 @@ class RequestBatch:
 class LLM(ServedModel):
     """A model that generates text from prompts and answers in conversations.
 
-    The constructor, `__init__` below, explains all settings. Errors are those of
-    `ServedModel`.
+    The constructor, `__init__` below, explains all settings and errors.
     """
 
     def generate(

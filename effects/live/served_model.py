@@ -90,8 +90,7 @@ class ServedModel(ChatRenderer):
 
     `model` is a Hugging Face checkpoint folder, its name on the hub, or a GGUF file; None
     is the model that comes with minfer. The constructor's docstring explains the other
-    settings. Raises CheckpointError for a checkpoint that cannot be used, ConfigError
-    for settings out of range, and NotEnoughMemoryError.
+    settings, and errors.
 
     Runs are reproducible: a request without a seed of its own gets one that is a function
     of `seed` and of how many requests there were before it.
