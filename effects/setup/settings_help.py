@@ -33,6 +33,11 @@ OTHERS: Final[Mapping[str, str]] = {
 INTERNAL: Final = frozenset({"kv_disk_secret", "kv_peers", "streaming", "check_steps"})
 _OPTION: Final = re.compile(r"--([a-z][a-z-]+[a-z])")
 _WIDTH: Final = 78
+SUMMARY: Final = """Load the model, and start an engine.
+
+Raises CheckpointError for a checkpoint that cannot be used, ConfigError for a setting
+that is out of range, and NotEnoughMemoryError. All settings but `model` are keywords.
+"""
 
 
 @frozen
@@ -59,10 +64,7 @@ def _in_python(text: str) -> str:
 def settings_docstring() -> str:
     """Returns the docstring of a class's constructor with these settings."""
     wrapper = TextWrapper(_WIDTH, initial_indent="    ", subsequent_indent="    ")
-    lines = [
-        "Load the model, and start an engine. All settings but `model` are keywords.",
-        "",
-    ]
+    lines = [SUMMARY, ""]
     for setting in settings_help():
         lines.append(setting.name)
         lines += wrapper.wrap(setting.text)
