@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 
 from minfer.effects.cli.main import parser
+from minfer.effects.serving.observability.metric_help import HELP
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FIRST: Final = ROOT / "README.md"
@@ -108,3 +109,17 @@ def test_commands_in_it_have_the_options_that_they_are_given(path: Path) -> None
             words = words[:-1] if words[-1:] == ["&"] else words  # in the background
             if words[:1] == ["minfer"] and "--policies" not in words:
                 parser().parse_args(words[1:])
+
+
+def test_each_cause_of_a_wait_is_explained() -> None:
+    meaning = HELP["num_requests_waiting_by_reason"].partition("wait for: ")[2]
+    causes = re.sub(r" \([^)]*\)", "", meaning).rstrip(".").split(", ")
+    page = ROOT / "effects" / "serving" / "observability" / "README.md"
+    explained = page.read_text("utf-8").partition("## Why a request waits")[2]
+    rows = re.findall(r"^\| `(\w+)` \|", explained.partition("\n## ")[0], re.MULTILINE)
+    assert sorted(rows) == sorted(causes)
+    planning = (ROOT / "minfer" / "planning").glob("*.py")
+    text = "".join(path.read_text("utf-8") for path in planning)
+    decided = set(re.findall(r'QueueBlocked\(\*\w+\.id, "(\w+)"', text))
+    assert len(decided) > 3
+    assert decided <= set(rows)
