@@ -30,16 +30,7 @@ SERVER_METHODS: Final = frozenset(
 )
 FIRST_COMMANDS: Final = ("serve", "route")
 UNBOUNDED: Final = 2**62  # a bound beyond it is that of the number's type
-# What a program imports from minfer, in the order of the page.
-API: Final = (
-    minfer.LLM,
-    minfer.AsyncLLM,
-    minfer.SamplingParams,
-    minfer.StructuredOutputs,
-    minfer.BeamSearchParams,
-    minfer.RequestOutput,
-    minfer.EmbeddingOutput,
-)
+FIRST_CLASSES: Final = ("LLM", "AsyncLLM", "SamplingParams")
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -181,8 +172,16 @@ def python_page() -> str:
             ((_code(name), meaning.help) for name, meaning in ROW_FIELDS.items()),
         ),
     ]
-    parts += [_class(cls) for cls in (*API, Policy)]
+    parts += [_class(cls) for cls in (*_api(), Policy)]
     return "\n".join(parts)
+
+
+def _api() -> list[type]:
+    """Returns the classes that a program imports from minfer, without errors."""
+    names = dict.fromkeys((*FIRST_CLASSES, *minfer.__all__))
+    found = [getattr(minfer, name) for name in names]
+    classes = (item for item in found if isinstance(item, type))
+    return [cls for cls in dict.fromkeys(classes) if not issubclass(cls, Exception)]
 
 
 def _class(cls: type) -> str:
