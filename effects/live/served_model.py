@@ -69,7 +69,8 @@ def _with_parameters_of(
     record: Callable[P, object],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
     """Returns a decorator of an `__init__` that passes its `**settings` on to `record`:
-    type checkers, `help` and `inspect.signature` see the parameters of `record`.
+    type checkers, `help` and `inspect.signature` see the parameters of `record`, and
+    `help` their descriptions.
     """
 
     def decorate(init: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
@@ -79,6 +80,7 @@ def _with_parameters_of(
             parameters.setdefault(name, parameter)
         signature = inspect.Signature([*parameters.values()])
         init.__signature__ = signature  # type: ignore[attr-defined]
+        init.__doc__ = settings_docstring()
         return init
 
     return decorate
@@ -116,8 +118,6 @@ class ServedModel(ChatRenderer):
     def __init__(self, model: str | None = None, **settings: Any) -> None:
         _check_known(type(self).__name__, settings)
         self._open(EngineArgs(model=model, **settings))
-
-    __init__.__doc__ = settings_docstring()
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs, report: Report) -> Self:
