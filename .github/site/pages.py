@@ -12,7 +12,7 @@ import minfer
 from minfer.effects.cli.main import COMMANDS
 from minfer.effects.serving.description import description
 from minfer.effects.serving.observability.metric_help import HELP
-from minfer.effects.setup.described_settings import settings_help
+from minfer.effects.setup.option_descriptions import settings_help
 from minfer.policy import Policy
 from minfer.records import messages
 from minfer.sampling.params import ROW_FIELDS

@@ -45,8 +45,8 @@ from minfer.effects.live.input_processing.template_settings import (
     parsers_of,
     template_settings,
 )
-from minfer.effects.setup.described_settings import settings_docstring
 from minfer.effects.setup.engine_args import REMOVED, EngineArgs
+from minfer.effects.setup.option_descriptions import settings_docstring
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.effects.text.grammars.grammar_library import Compiler, GrammarError
 from minfer.effects.text.grammars.store import Grammars

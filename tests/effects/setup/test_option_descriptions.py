@@ -6,8 +6,8 @@ import pytest
 from attrs import fields
 
 from minfer import LLM, AsyncLLM
-from minfer.effects.setup.described_settings import INTERNAL, OTHERS, settings_help
 from minfer.effects.setup.engine_args import EngineArgs
+from minfer.effects.setup.option_descriptions import INTERNAL, OTHERS, settings_help
 
 
 @pytest.mark.parametrize("kind", [LLM, AsyncLLM])
