@@ -63,6 +63,11 @@ def _listed_kinds(
     if (listed := _listed(reader, keys)) is not None:
         return _named_kinds(reader, keys, listed, layers)
     kinds = [keys.every] * layers
+    if keys.numbered:
+        return _numbered_kinds(reader, keys, layers)
+    if keys.period:
+        for index in periodic(reader, keys.period, keys.offset, layers):
+            kinds[index] = "attention"
     if keys.interval:
         interval = reader.size(keys.interval, DEFAULT_INTERVAL)
         kinds[interval - 1 :: interval] = ["attention"] * (layers // interval)
@@ -71,6 +76,42 @@ def _listed_kinds(
         for index in reader.ids(keys.attention) if has_list else range(layers):
             kinds[index : index + 1] = ["attention"] * (index < layers)
     return tuple(kinds)
+
+
+def periodic(
+    reader: ConfigReader, period_key: str, offset_key: str, layers: int
+) -> range:
+    """Returns each `period`-th layer, from the layer `offset` on. Raises
+    `ModelConfigError`.
+    """
+    period, offset = reader.size(period_key), reader.size(offset_key, low=0)
+    if offset >= period:
+        raise reader.error(offset_key, f"less than {period_key} = {period}")
+    return range(offset, layers, period)
+
+
+def _numbered_kinds(
+    reader: ConfigReader, keys: HybridLayers, layers: int
+) -> tuple[LayerKind, ...]:
+    """Returns the kinds of layers that lists number from 1. Raises `ModelConfigError`
+    unless each layer is in one of the lists.
+    """
+    kinds: dict[int, LayerKind] = {}
+    for key, kind in keys.numbered.items():
+        for number in reader.ids(key):
+            if not 1 <= number <= layers or number - 1 in kinds:
+                raise reader.error(
+                    key, f"a list of layers of 1 to {COUNT} = {layers}, each in one list"
+                )
+            kinds[number - 1] = kind
+    if len(kinds) < layers:
+        missing = min({*range(layers)} - kinds.keys()) + 1
+        names = " or ".join(map(reader.name, keys.numbered))
+        raise reader.error(
+            keys.listed[0],
+            f"a list of {COUNT} = {layers} kinds; or layer {missing} in {names}",
+        )
+    return tuple(kinds[index] for index in range(layers))
 
 
 def _named_kinds(

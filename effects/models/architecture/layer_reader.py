@@ -10,7 +10,10 @@ from minfer.effects.models.architecture.dense import (
 )
 from minfer.effects.models.architecture.gaussian_topk import with_cutoffs
 from minfer.effects.models.architecture.gqa_reader import read_gqa
-from minfer.effects.models.architecture.hybrid_layers import read_layer_kinds
+from minfer.effects.models.architecture.hybrid_layers import (
+    periodic,
+    read_layer_kinds,
+)
 from minfer.effects.models.architecture.layer_heads import with_layer_heads
 from minfer.effects.models.architecture.layer_inputs import LayerInput
 from minfer.effects.models.architecture.layers import Attention, FeedForward, Layer
@@ -183,6 +186,8 @@ def _dense_layers(reader: ConfigReader, keys: SparseLayers, layers: int) -> set[
     step = reader.size(keys.step, 1) if keys.step else 1
     dense = {*reader.ids(keys.dense), *range(num_dense)}
     dense |= {i for i in range(layers) if (i + 1) % step}
+    if keys.period:
+        dense |= {*range(layers)} - {*periodic(reader, keys.period, keys.offset, layers)}
     if keys.listed and not reader.is_absent(keys.listed):
         dense = {*range(layers)} - {*reader.ids(keys.listed)}
     if keys.between:
