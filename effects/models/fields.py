@@ -72,6 +72,15 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "mamba_dt_min": (),
         "tie_word_embeddings": (False,),
     },
+    # As published: transformers' class computes this whatever they say, and does not tie.
+    "kimi_linear": {
+        "mla_use_nope": (True,),
+        "moe_router_activation_func": ("sigmoid",),
+        "use_grouped_topk": (True,),
+        "tie_word_embeddings": (False,),
+    },
+    # Of old configs.
+    "jamba": {"mamba_inner_layernorms": (True,)},
     # Gates that transformers has in any case.
     "qwen3_next": _GATES,
     "qwen3_5_text": _GATES,
@@ -144,6 +153,10 @@ _NAMES: Final = (
 INERT: Final = frozenset(f"{_TRAINING} {_OUTPUTS} {_NAMES}".split())
 # There, others than MLA's own sizes are of no model that transformers runs.
 _MLA: Final = frozenset({"head_dim", "qk_head_dim", "num_key_value_heads"})
+_JAMBA: Final = (
+    "use_mamba_kernels use_mambapy use_associative_scan num_logits_to_keep "
+    "calc_logits_for_entire_prompt"
+)
 _NEMOTRON: Final = (
     "chunk_size num_logits_to_keep use_mamba_kernels mamba_ssm_cache_dtype expand "
     "time_step_max time_step_limit time_step_floor mamba_proj_bias attention_bias "
@@ -157,6 +170,9 @@ INERT_OF: Final[Mapping[str, frozenset[str]]] = {
     "glm4_moe_lite": _MLA,
     "mistral4": _MLA,
     "youtu": _MLA | {"embedding_initializer_range"},
+    "kimi_linear": _MLA,
+    # Of the algorithm of sums, and of which logits are computed.
+    "jamba": frozenset(_JAMBA.split()),
     "gpt_oss": frozenset({"hidden_act"}),
     "gemma3n_text": frozenset({"altup_coef_clip"}),  # of training
     # Of the algorithm of sums, and of which logits are computed.

@@ -12,14 +12,14 @@ from minfer.effects.models.families.expert_keys import (
     SharedExperts,
     SparseLayers,
 )
-from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.family import Family, Variant
 from minfer.effects.models.families.layer_keys import StoredNames
 from minfer.effects.models.families.recurrent_keys import HybridLayers, KimiDeltaKeys
 from minfer.effects.models.parts import Renaming
 
 _INNER: Final = "linear_attn_config"  # in published configs
 _EXPERTS: Final = ExpertKeys(
-    count=("num_local_experts", "num_experts"),
+    count=("num_experts", "num_local_experts"),
     shared=SharedExperts(count="n_shared_experts"),
     sparse=SparseLayers(
         first_dense="first_k_dense_replace", layer_types="mlp_layer_types"
@@ -46,7 +46,7 @@ ROWS: Final = (
             "linear_num_heads": 32,
             "linear_conv_kernel_dim": 4,
             "moe_intermediate_size": 1024,
-            "num_experts": 256,
+            "num_local_experts": 256,
             "num_experts_per_tok": 8,
             "n_shared_experts": 1,
             "n_group": 1,
@@ -74,6 +74,8 @@ ROWS: Final = (
                 Renaming(r"\.w2\.", ".down_proj."),
             )
         ),
+        # transformers' class does not read it.
+        variants=(Variant(when={}, config={"head_dim": None}),),
         synonyms={
             "model_max_length": "max_position_embeddings",
             "moe_renormalize": "norm_topk_prob",

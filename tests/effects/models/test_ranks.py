@@ -16,6 +16,7 @@ from minfer.effects.models.architecture.batch import BatchRow, make_batch
 from minfer.effects.models.architecture.dense import Dense
 from minfer.effects.models.architecture.gqa import GQA
 from minfer.effects.models.architecture.layers import Layer
+from minfer.effects.models.architecture.mamba import Mamba
 from minfer.effects.models.architecture.mamba2 import Mamba2
 from minfer.effects.models.architecture.model import forward
 from minfer.effects.models.architecture.spec import ModelSpec
@@ -95,7 +96,7 @@ def sums(layer: Layer) -> int:
     normalised over all heads, one of results of a group that ranks share, and one of
     gates that have a cutoff.
     """
-    count = len(layer.sublayers)
+    count = len(layer.sublayers) + isinstance(layer.recurrent, Mamba)
     if isinstance(gqa := layer.attention, GQA) and gqa.qk_norm_over == "all":
         count += gqa.qk_norm
     if isinstance(mamba2 := layer.recurrent, Mamba2) and mamba2.groups == 1:

@@ -27,7 +27,7 @@ DENSE_ONLY = "every layer is attention"
 MODELS = [
     ("mamba", "MambaForCausalLM", ["state space", DENSE_ONLY]),
     ("mamba2", "Mamba2ForCausalLM", ["state space"]),
-    ("jamba", "JambaForCausalLM", ["state space", DENSE_ONLY]),
+    ("falcon_mamba", "FalconMambaForCausalLM", ["state space", "Jamba"]),
     ("zamba2", "Zamba2ForCausalLM", ["state space", "Nemotron-H"]),
     ("rwkv", "RwkvForCausalLM", ["recurrent"]),
     ("minimax", "MiniMaxForCausalLM", ["linear attention", "Qwen3-Next"]),
