@@ -48,6 +48,8 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "use_parallel_residual": (False,),
     "parallel_attn": (False,),
     "clip_qkv": (),
+    # recurrent layers (Nemotron-H)
+    "mamba_hidden_act": ("silu",),
     # feed-forwards: activation of gpt-oss, every how many layers have experts, and the
     # zero experts of LongCat
     "swiglu_alpha": (1.702,),
@@ -65,7 +67,6 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "deepseek_v3": {"topk_method": ("noaux_tc",)},
     # Names of other fields in old configs, and what transformers does not tie.
     "nemotron_h": {
-        "mamba_hidden_act": ("silu",),
         "mamba_d_conv": (),
         "mamba_n_groups": (),
         "mamba_conv_bias": (),
@@ -77,8 +78,19 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "mla_use_nope": (True,),
         "moe_router_activation_func": ("sigmoid",),
         "use_grouped_topk": (True,),
+        "topk_method": ("noaux_tc",),
+        # Of Kimi K3: experts of a width of their own.
+        "routed_expert_hidden_size": (),
+        "latent_moe_use_norm": (False,),
         "tie_word_embeddings": (False,),
     },
+    # As published: transformers' class rotates with "rope", and has no other norms.
+    "granitemoehybrid": {
+        "position_embedding_type": ("nope", "rope"),
+        "normalization_function": ("rmsnorm",),
+    },
+    # As published: all layers have an attention and a feed-forward.
+    "falcon_h1": {"mamba_use_mlp": (True,), "attn_layer_indices": ()},
     # Of old configs.
     "jamba": {"mamba_inner_layernorms": (True,)},
     # Gates that transformers has in any case.

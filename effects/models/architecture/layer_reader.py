@@ -134,7 +134,7 @@ def _rope_reader(reader: ConfigReader, positions: Positions) -> ConfigReader:
     if positions.rotated_layers != "none":
         return _with_rotated_share(reader, positions.rotary_dim)
     no_ropes = dict.fromkeys(("rope_parameters", "rope_scaling"))
-    return ConfigReader({**reader.config, **no_ropes}, reader.source)
+    return ConfigReader({**reader.config, **no_ropes}, reader.source, reader.own_names)
 
 
 def _with_rotated_share(reader: ConfigReader, key: str) -> ConfigReader:
@@ -147,7 +147,7 @@ def _with_rotated_share(reader: ConfigReader, key: str) -> ConfigReader:
     if rotary_dim > head_dim:
         raise reader.error(key, f"at most head_dim = {head_dim}")
     share = {"partial_rotary_factor": rotary_dim / head_dim}
-    return ConfigReader({**reader.config, **share}, reader.source)
+    return ConfigReader({**reader.config, **share}, reader.source, reader.own_names)
 
 
 def _feed_forwards(
