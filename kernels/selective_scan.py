@@ -86,6 +86,6 @@ def _reference(
             state *= (-rates * step[:, None]).exp()
             state.addcmul_(written[token][..., None], (step * inputs[token])[:, None])
             out[token] = torch.einsum("snc,sn->sc", state, read[token])
-        states = state.unflatten(2, (units.units, -1)).transpose(1, 2)
+        states = state.view(*state.shape[:2], units.units, -1).transpose(1, 2)
         scatter_states(units, work.table, spans.rows, states)
     return ((out + inputs * weights.skip) * F.silu(gate.float())).to(x.dtype)

@@ -23,7 +23,7 @@ def expected(inputs: Tensor, weights: ScanWeights) -> tuple[Tensor, Tensor]:
     """Results [tokens, channels] by transformers in float64, and the last states
     [channels, N].
     """
-    x, raw, b, c, gate = inputs.double().split(WIDTHS, 1)
+    x, raw, b, c, gate = inputs.double().split_with_sizes(WIDTHS, 1)
     bias, rates, skip = (weight.double() for weight in weights)
     out, state = jamba.mamba_selective_scan(
         *(x.mT[None], raw.mT[None], -rates, b.mT[None], c.mT[None]),
@@ -55,7 +55,9 @@ def test_steps_give_what_transformers_gives_at_once(
     outs: dict[int, list[Tensor]] = {0: [], 2: []}
 
     def step(work: StateWork, *parts: tuple[int, Tensor]) -> None:
-        x, raw, b, c, gate = torch.cat([part for _, part in parts]).split(WIDTHS, 1)
+        x, raw, b, c, gate = torch.cat([part for _, part in parts]).split_with_sizes(
+            WIDTHS, 1
+        )
         out = selective_scan(x, raw, b, c, gate, weights, rows.units, work)
         places = out.split_with_sizes([len(inputs) for _, inputs in parts])
         for (row, _), piece in zip(parts, places, strict=True):

@@ -228,7 +228,7 @@ def kimi_delta_parts(
         (sizes.out, weights.out),
     ):
         yield from weight_parts(matrix, leaf, form)
-    for kind, conv in zip(KINDS, weights.conv.split(sizes.size), strict=True):
+    for kind, conv in zip(KINDS, weights.conv.chunk(len(KINDS)), strict=True):
         yield from conv_parts(f"{NAME}.{kind}_conv1d", conv)
     yield WeightPart(f"{NAME}.dt_bias", weights.step_bias.flatten())
     shape = (1, 1, sizes.heads, 1)
@@ -268,7 +268,7 @@ def mix_kimi_delta(
         mixed, weights.conv, None, "silu", state.part(CONVOLUTION), work
     )
     heads = (len(rows), sizes.heads, sizes.head_dim)
-    q, k, v = (part.view(heads) for part in convolved.split(sizes.size, 1))
+    q, k, v = (part.view(heads) for part in convolved.chunk(len(KINDS), 1))
     attended = gated_rule(
         q,
         k,

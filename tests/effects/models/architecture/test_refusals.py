@@ -165,8 +165,8 @@ VALUES: list[tuple[tuple[str, str], dict[str, Any], list[str]]] = [
     (("NemotronH", "dense"), {"layers_block_type": []}, ["layers_block_type", "one at"]),
     (
         ("NemotronH", "dense"),
-        {"layers_block_type": None},
-        ["layers_block_type", "a list"],
+        {"layers_block_type": None, "num_hidden_layers": None},
+        ["layers_block_type", "a list of the kind of each layer"],
     ),
     (
         ("NemotronH", "dense"),
