@@ -14,8 +14,6 @@ MB, so that 256 rows read and write 268 MB a layer, 64 us at 4.2 TB/s. Chunks ar
 the latency of a token, as each waits for the state of the one before it.
 """
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,15 +21,8 @@ from torch import Tensor
 from minfer.kernels import on_triton
 from minfer.kernels.paged_states import PagedUnits, gather_states, scatter_states
 from minfer.kernels.plain import SOFTPLUS_LINEAR_FROM
+from minfer.kernels.scan_arguments import ScanArguments, ScanWeights
 from minfer.kernels.state_work import StateWork
-
-
-class ScanWeights(NamedTuple):
-    """What is learned of a scan; all float32."""
-
-    bias: Tensor  # [channels], of steps
-    rates: Tensor  # [channels, N]: exp(A_log)
-    skip: Tensor  # [channels]
 
 
 def selective_scan(
@@ -52,26 +43,19 @@ def selective_scan(
     unit], of neighbouring channels. Computes in float32. Values of tokens that belong to
     no row may be anything.
     """
+    scan = ScanArguments(x, raw, b, c, gate, weights, units, work)
     if not on_triton(x):
-        return _reference(x, raw, b, c, gate, weights, units, work)
+        return _reference(scan)
     from minfer.kernels.selective_scan_kernels import launch  # not everywhere is Triton
 
     out = x.new_empty(x.shape)
-    launch(x, raw, b, c, gate, weights, out, units, work)
+    launch(scan, out)
     return out
 
 
-def _reference(
-    x: Tensor,
-    raw: Tensor,
-    b: Tensor,
-    c: Tensor,
-    gate: Tensor,
-    weights: ScanWeights,
-    units: PagedUnits,
-    work: StateWork,
-) -> Tensor:
+def _reference(scan: ScanArguments) -> Tensor:
     """`selective_scan` in plain torch."""
+    x, raw, b, c, gate, weights, units, work = scan
     inputs, read, written = x.float(), c.float(), b.float()
     steps = F.softplus(raw.float() + weights.bias, threshold=SOFTPLUS_LINEAR_FROM)
     rates = weights.rates.mT  # [N, channels]

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from minfer.kernels.gated_rule_kernels import step_size
 from minfer.kernels.head_gates import activated
-from minfer.kernels.paged_states import PagedUnits
 from minfer.kernels.pdl import early, follow
-from minfer.kernels.selective_scan import ScanWeights
+from minfer.kernels.scan_arguments import ScanArguments
 from minfer.kernels.state_kernels import unit_pointers
 from minfer.kernels.state_work import StateChunks, StateWork
 
@@ -114,18 +113,9 @@ def _scan(
     tl.store(state_pointers, state, mask=state_mask)
 
 
-def launch(
-    x: Tensor,
-    raw: Tensor,
-    b: Tensor,
-    c: Tensor,
-    gate: Tensor,
-    weights: ScanWeights,
-    out: Tensor,
-    units: PagedUnits,
-    work: StateWork,
-) -> None:
+def launch(scan: ScanArguments, out: Tensor) -> None:
     """Launch `selective_scan` of decode rows, and of chunks, into `out`."""
+    x, raw, b, c, gate, weights, units, work = scan
     channels = x.shape[1]
     size, unit = units.unit_shape
     arguments: dict[str, Any] = {

@@ -19,7 +19,8 @@ from minfer.kernels.gated_rule import gated_rule
 from minfer.kernels.leaves import Norm
 from minfer.kernels.paged_states import PagedUnits
 from minfer.kernels.rule_arguments import DecayGates
-from minfer.kernels.selective_scan import ScanWeights, selective_scan
+from minfer.kernels.scan_arguments import ScanWeights
+from minfer.kernels.selective_scan import selective_scan
 from minfer.kernels.short_conv import ConvActivation, short_conv
 from minfer.kernels.state_work import StateChunks, StateWork
 

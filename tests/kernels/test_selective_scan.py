@@ -8,7 +8,8 @@ from torch import Tensor
 from transformers.models.jamba import modeling_jamba as jamba
 
 from minfer.kernels import selective_scan_kernels
-from minfer.kernels.selective_scan import ScanWeights, selective_scan
+from minfer.kernels.scan_arguments import ScanWeights
+from minfer.kernels.selective_scan import selective_scan
 from minfer.kernels.state_work import StateWork
 
 from .paged import PagedRows

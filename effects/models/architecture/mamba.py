@@ -252,7 +252,8 @@ def mix_mamba(
     """Returns the gated results of layer `index` [tokens, channels], of rows [tokens,
     hidden], normalised if there is `norm`; moves the states on.
     """
-    from minfer.kernels.selective_scan import ScanWeights, selective_scan
+    from minfer.kernels.scan_arguments import ScanWeights
+    from minfer.kernels.selective_scan import selective_scan
     from minfer.kernels.short_conv import short_conv
 
     mixed, gates = norm_linear(rows, norm, weights.inputs, step.products).chunk(2, 1)
