@@ -29,7 +29,7 @@ from tests.effects.parity import serve_twice, their_tokens
 from tests.effects.tiny_families import VARIANTS, WINDOW, save
 
 MATRIX: Final = re.compile(
-    r".*layers\.\d+\..*(?<!kv_b)(?<!mamba\.x)(?<!mamba\.dt)_(proj|mqa)(\.weight)?"
+    r".*layers\.\d+\..*(?<!kv_b)(?<!\.b)(?<!mamba\.x)(?<!mamba\.dt)_(proj|mqa)(\.weight)?"
     r"|.*layers\.\d+\.per_layer_(input_gate|projection)\.weight"  # Gemma 3n and 4
     r"|.*\.h\.\d+\..*(dense|query_key_value|4h|_h)\.weight"  # Falcon
 )

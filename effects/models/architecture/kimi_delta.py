@@ -17,8 +17,9 @@ With tensor parallelism, heads are split; all ranks have the first matrices of t
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
+from minfer.effects.models.architecture.cache import LayerState
 from minfer.effects.models.architecture.conv_state import (
     CONVOLUTION,
     conv_parts,
@@ -26,6 +27,7 @@ from minfer.effects.models.architecture.conv_state import (
 )
 from minfer.effects.models.architecture.gated_delta import L2_EPS, STATE, exponentials
 from minfer.effects.models.architecture.linear import (
+    PLAIN_LEAF,
     LinearSizes,
     NormRule,
     WeightMaker,
@@ -44,6 +46,8 @@ from minfer.kernels.leaves import Linear, Norm, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from minfer.kernels.state_work import StateWork
 
 NAME: Final = "self_attn"  # in a layer of a checkpoint
 KINDS: Final = ("q", "k", "v")  # of what goes through convolutions
@@ -84,13 +88,18 @@ class KimiDelta:
 
     @property
     def strengths(self) -> LinearSizes:
-        """The product of what is corrected."""
-        return self._inputs(["b_proj"], (self.heads,), Shard.COLUMN)
+        """The product of what is corrected: small, and of too few outputs for ranks to
+        divide its quantized blocks.
+        """
+        sizes = self._inputs(["b_proj"], (self.heads,), Shard.COLUMN)
+        return evolve(sizes, plain=True)
 
     @property
     def gate_ranks(self) -> LinearSizes:
         """The first product of decays, and of gates of results."""
-        return self._inputs(["f_a_proj", "g_a_proj"], (self.head_dim,) * 2, Shard.NONE)
+        names = ["f_a_proj", "g_a_proj"]
+        sizes = self._inputs(names, (self.head_dim,) * 2, Shard.NONE)
+        return evolve(sizes, whole=sizes.names)
 
     @property
     def decays(self) -> LinearSizes:
@@ -172,7 +181,7 @@ class KimiDeltaWeights:
 
     norm: Norm | None  # [hidden], of the input
     inputs: Linear
-    strengths: Linear
+    strengths: Linear = field(metadata=PLAIN_LEAF)
     gate_ranks: Linear
     decays: Linear
     gates: Linear
@@ -253,9 +262,6 @@ def mix_kimi_delta(
     [tokens, hidden], normalised if there is `norm`; moves the states on.
     """
     from minfer.kernels.gated_norm import gated_norm
-    from minfer.kernels.gated_rule import gated_rule
-    from minfer.kernels.rule_arguments import DecayGates
-    from minfer.kernels.short_conv import short_conv
 
     mixed = norm_linear(rows, norm, weights.inputs, step.products)
     strengths = norm_linear(rows, norm, weights.strengths, step.products)
@@ -264,12 +270,31 @@ def mix_kimi_delta(
     decays = linear(of_decays, weights.decays, step.products)
     gates = linear(of_results, weights.gates, step.products)
     work, state = step.recurrence(index)
+    attended = _move_states(sizes, weights, state, work, mixed, decays, strengths)
+    results = attended.flatten(1)
+    return gated_norm(results, gates, weights.out_norm, sizes.head_dim, "sigmoid")
+
+
+def _move_states(
+    sizes: KimiDelta,
+    weights: KimiDeltaWeights,
+    state: LayerState,
+    work: "StateWork",
+    mixed: "Tensor",
+    decays: "Tensor",
+    strengths: "Tensor",
+) -> "Tensor":
+    """Returns the results of the heads [tokens, heads, head_dim]; moves states on."""
+    from minfer.kernels.gated_rule import gated_rule
+    from minfer.kernels.rule_arguments import DecayGates
+    from minfer.kernels.short_conv import short_conv
+
     convolved = short_conv(
         mixed, weights.conv, None, "silu", state.part(CONVOLUTION), work
     )
-    heads = (len(rows), sizes.heads, sizes.head_dim)
+    heads = (len(mixed), sizes.heads, sizes.head_dim)
     q, k, v = (part.view(heads) for part in convolved.chunk(len(KINDS), 1))
-    attended = gated_rule(
+    return gated_rule(
         q,
         k,
         v,
@@ -280,5 +305,3 @@ def mix_kimi_delta(
         l2_eps=L2_EPS,
         scale=sizes.head_dim**-0.5,
     )
-    results = attended.flatten(1)
-    return gated_norm(results, gates, weights.out_norm, sizes.head_dim, "sigmoid")

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from math import ceil, gcd
 from typing import TYPE_CHECKING, Final
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from minfer.effects.models.architecture.conv_state import (
     CONVOLUTION,
@@ -28,6 +28,7 @@ from minfer.effects.models.architecture.conv_state import (
 )
 from minfer.effects.models.architecture.gated_delta import STATE, exponentials
 from minfer.effects.models.architecture.linear import (
+    PLAIN_LEAF,
     LinearSizes,
     NormRule,
     WeightMaker,
@@ -169,11 +170,11 @@ class MambaWeights:
     inputs: Linear
     conv: "Tensor"  # [channels, width]
     conv_bias: "Tensor | None"  # [channels]
-    selection: Linear
+    selection: Linear = field(metadata=PLAIN_LEAF)
     step_norm: Norm  # [step_rank]
     b_norm: Norm  # [state_size]
     c_norm: Norm  # [state_size]
-    steps: Linear
+    steps: Linear = field(metadata=PLAIN_LEAF)
     step_bias: "Tensor"  # [channels] float32
     rates: "Tensor"  # [channels, state_size] float32: how fast a state fades
     skip: "Tensor"  # [channels] float32: what results get of inputs as they are

@@ -114,10 +114,14 @@ class MLA:
     def inputs(self) -> LinearSizes:
         """The product of queries, or of their latents, and of the latents."""
         query, width = "self_attn.q_a_proj", self.query_rank
+        latents = "self_attn.kv_a_proj_with_mqa"
+        whole: tuple[str, ...] = (query, latents)
         if width is None:
             query, width = "self_attn.q_proj", self.heads * self.query_dim
+            whole = (latents,)
         return LinearSizes(
-            names=(query, "self_attn.kv_a_proj_with_mqa"),
+            names=(query, latents),
+            whole=whole,
             outputs=(width, self.latent_dim),
             inputs=self.hidden_size,
             shard=Shard.NONE,
