@@ -76,7 +76,8 @@ def _fold(
     return acc, top, total
 
 
-@triton.jit
+# sums_head is the tokens of a step.
+@triton.jit(do_not_specialize=["sums_head"])
 def attend_piece(
     q,
     expanded,
@@ -180,7 +181,7 @@ def attend_piece(
     tl.store(out_pointers, result, mask=row_mask & (values < value_dim)[None, :])
 
 
-@triton.jit(do_not_specialize=["count", "heads"])
+@triton.jit(do_not_specialize=["count", "heads", "sums_head"])
 def merge_pieces(
     total,
     sums,

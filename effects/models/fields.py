@@ -48,6 +48,8 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "use_parallel_residual": (False,),
     "parallel_attn": (False,),
     "clip_qkv": (),
+    # recurrent layers (Nemotron-H)
+    "mamba_hidden_act": ("silu",),
     # feed-forwards: activation of gpt-oss, every how many layers have experts, and the
     # zero experts of LongCat
     "swiglu_alpha": (1.702,),
@@ -65,13 +67,32 @@ NEUTRAL_OF: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "deepseek_v3": {"topk_method": ("noaux_tc",)},
     # Names of other fields in old configs, and what transformers does not tie.
     "nemotron_h": {
-        "mamba_hidden_act": ("silu",),
         "mamba_d_conv": (),
         "mamba_n_groups": (),
         "mamba_conv_bias": (),
         "mamba_dt_min": (),
         "tie_word_embeddings": (False,),
     },
+    # As published: transformers' class computes this whatever they say, and does not tie.
+    "kimi_linear": {
+        "mla_use_nope": (True,),
+        "moe_router_activation_func": ("sigmoid",),
+        "use_grouped_topk": (True,),
+        "topk_method": ("noaux_tc",),
+        # Of Kimi K3: experts of a width of their own.
+        "routed_expert_hidden_size": (),
+        "latent_moe_use_norm": (False,),
+        "tie_word_embeddings": (False,),
+    },
+    # As published: transformers' class rotates with "rope", and has no other norms.
+    "granitemoehybrid": {
+        "position_embedding_type": ("nope", "rope"),
+        "normalization_function": ("rmsnorm",),
+    },
+    # As published: all layers have an attention and a feed-forward.
+    "falcon_h1": {"mamba_use_mlp": (True,), "attn_layer_indices": ()},
+    # Of old configs.
+    "jamba": {"mamba_inner_layernorms": (True,)},
     # Gates that transformers has in any case.
     "qwen3_next": _GATES,
     "qwen3_5_text": _GATES,
@@ -144,6 +165,10 @@ _NAMES: Final = (
 INERT: Final = frozenset(f"{_TRAINING} {_OUTPUTS} {_NAMES}".split())
 # There, others than MLA's own sizes are of no model that transformers runs.
 _MLA: Final = frozenset({"head_dim", "qk_head_dim", "num_key_value_heads"})
+_JAMBA: Final = (
+    "use_mamba_kernels use_mambapy use_associative_scan num_logits_to_keep "
+    "calc_logits_for_entire_prompt"
+)
 _NEMOTRON: Final = (
     "chunk_size num_logits_to_keep use_mamba_kernels mamba_ssm_cache_dtype expand "
     "time_step_max time_step_limit time_step_floor mamba_proj_bias attention_bias "
@@ -157,6 +182,9 @@ INERT_OF: Final[Mapping[str, frozenset[str]]] = {
     "glm4_moe_lite": _MLA,
     "mistral4": _MLA,
     "youtu": _MLA | {"embedding_initializer_range"},
+    "kimi_linear": _MLA,
+    # Of the algorithm of sums, and of which logits are computed.
+    "jamba": frozenset(_JAMBA.split()),
     "gpt_oss": frozenset({"hidden_act"}),
     "gemma3n_text": frozenset({"altup_coef_clip"}),  # of training
     # Of the algorithm of sums, and of which logits are computed.

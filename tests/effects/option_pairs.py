@@ -114,6 +114,49 @@ _ERNIE_LAYERS: Final[Option] = (
     {"moe_layer_interval": 2},
     {"moe_layer_start_index": 4},
 )
+_SHARES: Final[Option] = tuple(
+    {"rope_parameters": ROPES[name] | {"partial_rotary_factor": share}}
+    for name, share in (("default", 0.25), ("linear", 0.5), ("yarn", 1.0))
+)
+_LINEAR, _FULL = "linear_attention", "full_attention"
+_KINDS: Final[Option] = tuple(
+    {"layer_types": kinds}
+    for kinds in (
+        [_LINEAR, _FULL] * 2,
+        [_FULL, _LINEAR, _LINEAR, _FULL],
+        [_LINEAR, _LINEAR, _FULL, _LINEAR],
+    )
+)
+_DELTA: Final[tuple[Option, ...]] = (
+    _TIED,
+    _EPS,
+    _HEADS,
+    _SHARES,
+    _BIAS,
+    _DIM,
+    (*_KINDS, {"layer_types": None, "full_attention_interval": 2}),
+    ({}, {"linear_conv_kernel_dim": 3}, {"linear_conv_kernel_dim": 2}),
+    (
+        {},
+        {"linear_num_key_heads": 1, "linear_num_value_heads": 3},
+        {"linear_num_value_heads": 2},
+    ),
+    ({}, {"linear_key_head_dim": 16}, {"linear_value_head_dim": 8}),
+)
+_SHARED_WIDTH: Final[Option] = ({}, {"shared_expert_intermediate_size": 24})
+_MAMBA2: Final[tuple[Option, ...]] = (
+    ({}, {"mamba_d_conv": 3}, {"mamba_d_conv": 2}),
+    ({}, {"mamba_n_groups": 2}, {"mamba_n_groups": 4}),
+    ({}, {"mamba_d_state": 12}),
+    ({}, {"mamba_conv_bias": False}),
+    ({}, {"mamba_proj_bias": True}),
+    ({}, {"time_step_limit": [0.3, 0.9]}),
+)
+_UNROTATED: Final[Option] = (
+    {},
+    {"position_embedding_type": "rope", "rope_parameters": ROPES["default"]},
+    {"position_embedding_type": "rope", "rope_parameters": ROPES["yarn"]},
+)
 # The config that options change, and the options.
 OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
     "Qwen2": ("plain", (*_EVERY, (*_QWEN_WINDOW, _QWEN_MIXED))),
@@ -484,6 +527,146 @@ OPTIONS: Final[Mapping[str, tuple[str, tuple[Option, ...]]]] = {
             ({}, {"use_qkv_bias": True}),
             ({}, {"qk_layernorm": True}),
             ({}, {"use_parallel_residual": True}),
+        ),
+    ),
+    "Qwen3Next": (
+        "plain",
+        (*_DELTA, _NORMALISED, _TOP, _DENSE, _SHARED_WIDTH),
+    ),
+    "Qwen3_5": ("plain", _DELTA),
+    "Qwen3_5Moe": ("plain", (*_DELTA, _TOP, _SHARED_WIDTH)),
+    "KimiLinear": (
+        "plain",
+        (
+            _EPS,
+            _BIAS,
+            _QUERIES,
+            _MLA_DIMS,
+            _GROUPS,
+            _SCALED,
+            _NORMALISED,
+            _SHARED,
+            ({}, {"num_experts_per_tok": 1}),
+            _KINDS,
+            tuple(
+                {"mlp_layer_types": [*["dense"] * dense, *["sparse"] * (4 - dense)]}
+                for dense in (1, 0, 4)
+            ),
+            ({}, {"linear_conv_kernel_dim": 3}, {"linear_conv_kernel_dim": 2}),
+            ({}, {"linear_num_heads": 3}, {"linear_num_heads": 1}),
+            ({}, {"linear_head_dim": 12}),
+        ),
+    ),
+    "Jamba": (
+        "plain",
+        (
+            _TIED,
+            _EPS,
+            _HEADS,
+            _DIM,
+            _TOP,
+            tuple(
+                {"attn_layer_period": period, "attn_layer_offset": offset}
+                for period, offset in ((2, 1), (3, 0), (4, 2))
+            ),
+            tuple(
+                {"expert_layer_period": period, "expert_layer_offset": offset}
+                for period, offset in ((2, 1), (1, 0), (8, 7))
+            ),
+            ({}, {"num_experts": 5}),
+            ({}, {"mamba_d_conv": 3}, {"mamba_d_conv": 2}),
+            ({}, {"mamba_d_state": 5}),
+            ({}, {"mamba_expand": 3}, {"mamba_expand": 1}),
+            ({}, {"mamba_dt_rank": 7}, {"mamba_dt_rank": "auto"}),
+            ({}, {"mamba_conv_bias": False}),
+            ({}, {"mamba_proj_bias": True}),
+        ),
+    ),
+    "GraniteMoeHybrid": (
+        "experts",
+        (
+            *(_TIED, _EPS, _HEADS, _BIAS, _TOP, _KINDS, _UNROTATED),
+            *_MAMBA2,
+            ({}, {"residual_multiplier": 0.22}),
+            ({}, {"logits_scaling": 8.0}),
+            ({}, {"embedding_multiplier": 12.0}),
+            ({}, {"shared_intermediate_size": 24}),
+            ({}, {"mamba_n_heads": 16, "mamba_d_head": 12, "mamba_expand": 3}),
+            ({}, {"num_local_experts": 0, "num_experts_per_tok": 0}),
+        ),
+    ),
+    "FalconH1": (
+        "plain",
+        (
+            *_EVERY,
+            _BIAS,
+            *_MAMBA2,
+            ({}, {"mlp_bias": True}),
+            ({}, {"projectors_bias": True}),
+            (
+                {},
+                {"mamba_rms_norm": True, "mamba_norm_before_gate": False},
+                {"mamba_rms_norm": True, "mamba_norm_before_gate": True},
+            ),
+            ({}, {"mamba_d_ssm": None}, {"mamba_d_head": 12}),
+            ({}, {"key_multiplier": 0.6, "lm_head_multiplier": 0.7}),
+            ({}, {"attention_in_multiplier": 1.3, "attention_out_multiplier": 0.9}),
+            ({}, {"ssm_multipliers": [0.7, 1.2, 1.3, 0.8, 0.6]}),
+            ({}, {"ssm_in_multiplier": 1.4, "ssm_out_multiplier": 0.75}),
+            ({}, {"mlp_multipliers": [0.8, 1.4], "embedding_multiplier": 3.0}),
+        ),
+    ),
+    "NemotronH": (
+        "latent experts",
+        (
+            _HEADS,
+            _DIM,
+            _GROUPS,
+            _NORMALISED,
+            _SCALED,
+            ({"num_experts_per_tok": 3}, {"num_experts_per_tok": 1}),
+            ({}, {"layer_norm_epsilon": 1e-2}),
+            ({}, {"use_bias": True}),
+            ({}, {"mlp_bias": False}),
+            ({}, {"use_conv_bias": False}),
+            ({}, {"conv_kernel": 3}, {"conv_kernel": 2}),
+            ({}, {"n_groups": 1}, {"n_groups": 4}),
+            ({}, {"time_step_min": 0.4}),
+            ({}, {"ssm_state_size": 6}, {"mamba_head_dim": 8}),
+            ({}, {"moe_latent_size": None}),
+            (
+                {},
+                {"layers_block_type": ["full_attention", "mlp", _LINEAR, "moe"]},
+                {"layers_block_type": [_LINEAR, "full_attention", "moe", _LINEAR]},
+            ),
+        ),
+    ),
+    "Lfm2": (
+        "adjusted",
+        (
+            *(_TIED, _HEADS, _ROPE, _DIM),
+            ({}, {"norm_eps": 1e-2}),
+            ({}, {"conv_bias": False}),
+            ({}, {"conv_L_cache": 3}, {"conv_L_cache": 2}),
+            ({}, {"block_auto_adjust_ff_dim": False}),
+            ({}, {"block_ffn_dim_multiplier": 1.0}, {"block_multiple_of": 8}),
+            (
+                {},
+                {"layer_types": ["full_attention", "conv", "conv", "full_attention"]},
+                {"layer_types": None, "full_attn_idxs": [2]},
+            ),
+        ),
+    ),
+    "Lfm2Moe": (
+        "plain",
+        (
+            *(_TIED, _HEADS, _ROPE, _DIM, _NORMALISED, _TOP, _SCALED),
+            ({}, {"norm_eps": 1e-2}),
+            ({}, {"conv_bias": True}),
+            ({}, {"conv_L_cache": 4}, {"conv_L_cache": 2}),
+            ({}, {"use_expert_bias": False}),
+            tuple({"num_dense_layers": count} for count in (1, 0, 4)),
+            ({}, {"layer_types": ["full_attention", "conv", "conv", "full_attention"]}),
         ),
     ),
     "SmolLM3": (

@@ -295,6 +295,34 @@ false, "mamba_proj_bias": false, "mamba_rms_norm": false, "mamba_use_mlp": true,
 100000000000.0, "ssm_in_multiplier": 1.25, "ssm_multipliers": [0.3535533905932738, 0.25,
 0.3535533905932738, 0.5, 0.3535533905932738], "ssm_out_multiplier": 0.23570226039551587,
 "tie_word_embeddings": false, "vocab_size": 130048}""",
+    "Kimi-Linear-48B-A3B": """{"architectures": ["KimiLinearForCausalLM"], "bos_token_id":
+163584, "dtype": "bfloat16", "eos_token_id": 163586, "first_k_dense_replace": 1,
+"head_dim": 72, "hidden_act": "silu", "hidden_size": 2304, "initializer_range": 0.02,
+"intermediate_size": 9216, "kv_lora_rank": 512, "linear_attn_config":
+{"full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "head_dim": 128, "kda_layers": [1, 2,
+3, 5, 6, 7, 9, 10, 11, 13, 14, 15, 17, 18, 19, 21, 22, 23, 25, 26], "num_heads": 32,
+"short_conv_kernel_size": 4}, "mla_use_nope": true, "model_max_length": 1048576,
+"model_type": "kimi_linear", "moe_intermediate_size": 1024, "moe_layer_freq": 1,
+"moe_renormalize": true, "moe_router_activation_func": "sigmoid", "num_attention_heads":
+32, "num_expert_group": 1, "num_experts": 256, "num_experts_per_token": 8,
+"num_hidden_layers": 27, "num_key_value_heads": 32, "num_nextn_predict_layers": 0,
+"num_shared_experts": 1, "pad_token_id": 163839, "q_lora_rank": null,
+"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05, "rope_scaling":
+null, "rope_theta": 10000.0, "routed_scaling_factor": 2.446, "tie_word_embeddings":
+false, "topk_group": 1, "use_cache": true, "use_grouped_topk": true, "v_head_dim": 128,
+"vocab_size": 163840}""",
+    "Jamba-v0.1": """{"architectures": ["JambaForCausalLM"], "attention_dropout": 0.0,
+"attn_layer_offset": 4, "attn_layer_period": 8, "bos_token_id": 1, "eos_token_id": 2,
+"expert_layer_offset": 1, "expert_layer_period": 2, "hidden_act": "silu", "hidden_size":
+4096, "initializer_range": 0.02, "intermediate_size": 14336, "mamba_conv_bias": true,
+"mamba_d_conv": 4, "mamba_d_state": 16, "mamba_dt_rank": 256, "mamba_expand": 2,
+"mamba_proj_bias": false, "max_position_embeddings": 262144, "model_type": "jamba",
+"num_attention_heads": 32, "num_experts": 16, "num_experts_per_tok": 2,
+"num_hidden_layers": 32, "num_key_value_heads": 8, "num_logits_to_keep": 1,
+"output_router_logits": false, "pad_token_id": 0, "rms_norm_eps": 1e-06,
+"router_aux_loss_coef": 0.001, "sliding_window": null, "tie_word_embeddings": false,
+"torch_dtype": "bfloat16", "transformers_version": "4.40.1", "use_cache": true,
+"use_mamba_kernels": true, "vocab_size": 65536}""",
     "LFM2-1.2B": """{"architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim":
 true, "block_dim": 2048, "block_ff_dim": 12288, "block_ffn_dim_multiplier": 1.0,
 "block_mlp_init_scale": 1.0, "block_multiple_of": 256, "block_norm_eps": 1e-05,
@@ -339,6 +367,8 @@ BILLIONS: Final = {
     "NVIDIA-Nemotron-3-Nano-30B-A3B": 31.58,
     "Falcon-H1-0.5B": 0.5214,
     "Falcon-H1-7B": 7.59,
+    "Kimi-Linear-48B-A3B": 49.12,
+    "Jamba-v0.1": 51.57,
     "LFM2-1.2B": 1.17,
     "LFM2-8B-A1B": 8.34,
 }

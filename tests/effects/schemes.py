@@ -29,7 +29,7 @@ from tests.effects.parity import serve_twice, their_tokens
 from tests.effects.tiny_families import VARIANTS, WINDOW, save
 
 MATRIX: Final = re.compile(
-    r".*layers\.\d+\..*(?<!kv_b)_(proj|mqa)(\.weight)?"
+    r".*layers\.\d+\..*(?<!kv_b)(?<!\.b)(?<!mamba\.x)(?<!mamba\.dt)_(proj|mqa)(\.weight)?"
     r"|.*layers\.\d+\.per_layer_(input_gate|projection)\.weight"  # Gemma 3n and 4
     r"|.*\.h\.\d+\..*(dense|query_key_value|4h|_h)\.weight"  # Falcon
 )
@@ -73,6 +73,13 @@ CASES: Final = {
     ("Cohere", "norms of heads"): {},
     ("StableLm", "all"): {},
     ("Falcon", "two norms"): {},
+    ("KimiLinear", "plain"): {
+        "moe_intermediate_size": 32,
+        "linear_head_dim": 32,
+        "kv_lora_rank": 64,
+        "v_head_dim": 16,
+    },
+    ("Jamba", "plain"): {},
     ("Gemma3n", "all"): {"hidden_size_per_layer_input": 32},
     ("Gemma4", "shared keys"): {"hidden_size_per_layer_input": 32},
     ("Gemma4", "all"): {

@@ -49,6 +49,8 @@ def test_answers_do_not_depend_on_the_engine(level: str) -> None:
         ("Qwen3Moe", "experts"),
         ("Falcon", "two norms"),
         ("Gemma3n", "all"),
+        ("KimiLinear", "plain"),
+        ("Jamba", "plain"),
     ],
 )
 def test_a_scheme_means_what_transformers_computes_with_it(

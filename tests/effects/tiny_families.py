@@ -286,6 +286,33 @@ _GRANITE4: Final = (
     _MAMBA2 | _EXPERTS | {"intermediate_size": 24, "attention_multiplier": 0.25}
 )
 _QWEN3_NEXT: Final = _DELTA | _QWEN2_MOE
+_KIMI: Final = (
+    _MLA_SIZES
+    | _ROUTED
+    | {
+        "first_k_dense_replace": ...,
+        "num_hidden_layers": 4,
+        "layer_types": [*_RECURRENT, *_RECURRENT],
+        "linear_head_dim": 8,
+        "linear_num_heads": 4,
+        "n_routed_experts": ...,
+        "num_local_experts": 8,
+        "initializer_range": 0.2,
+        "pad_token_id": None,
+        "bos_token_id": None,
+    }
+)
+_JAMBA: Final = {
+    "num_hidden_layers": 4,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "head_dim": ...,
+    "num_key_value_heads": 4,
+    "num_experts": 4,
+    "mamba_d_state": 8,
+    "initializer_range": 0.2,
+    "pad_token_id": None,
+}
 _EVERY: Final[dict[str, Any]] = {
     "plain": {},
     "tied": _TIED,
@@ -598,6 +625,68 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
             "layer_types": ["attention"] * 4,
             "position_embedding_type": "rope",
             "rope_parameters": ROPES["yarn"],
+        },
+    },
+    "KimiLinear": {
+        "plain": _KIMI,
+        "groups": _KIMI
+        | _GROUPS
+        | _LATENT_QUERIES
+        | {
+            "layer_types": [*_RECURRENT[::-1], *_RECURRENT[::-1]],
+            "mlp_layer_types": ["sparse", "dense", "sparse", "dense"],
+            "linear_conv_kernel_dim": 3,
+            "linear_head_dim": 16,
+            "linear_num_heads": 6,
+            "n_shared_experts": 1,
+            "norm_topk_prob": False,
+            "rms_norm_eps": 1e-3,
+        },
+        "published": _KIMI
+        | {
+            "layer_types": ...,
+            "linear_head_dim": ...,
+            "linear_num_heads": ...,
+            "linear_attn_config": {
+                "full_attn_layers": [1, 4],
+                "kda_layers": [2, 3],
+                "head_dim": 12,
+                "num_heads": 2,
+                "short_conv_kernel_size": 2,
+            },
+            "first_k_dense_replace": 2,
+            "qk_nope_head_dim": 16,
+        },
+        "all sparse": _KIMI
+        | {
+            "layer_types": ["full_attention", *["linear_attention"] * 3],
+            "mlp_layer_types": ["sparse"] * 4,
+            "num_experts_per_tok": 1,
+            "routed_scaling_factor": 0.6,
+        },
+    },
+    "Jamba": {
+        "plain": _JAMBA,
+        "biases": _JAMBA
+        | _TIED
+        | {
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "mamba_d_conv": 3,
+            "mamba_dt_rank": 6,
+            "mamba_expand": 3,
+            "num_key_value_heads": 2,
+            "num_experts_per_tok": 1,
+            "rms_norm_eps": 1e-3,
+        },
+        "dense": _JAMBA | {"num_experts": 1, "head_dim": 32, "mamba_d_state": 16},
+        "first attends": _JAMBA
+        | {
+            "attn_layer_period": 3,
+            "attn_layer_offset": 0,
+            "expert_layer_period": 3,
+            "expert_layer_offset": 0,
+            "num_experts_per_tok": 3,
         },
     },
     "Qwen3Next": {

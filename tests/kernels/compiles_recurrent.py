@@ -1,7 +1,7 @@
 """Compile the kernels of recurrent layers for a Hopper GPU where there is none, as
 `compiles.py` does others: `python -m tests.kernels.compiles_recurrent`: of Qwen3-Next,
-Kimi-Linear, Granite 4, Falcon-H1 and LFM2. With `--few`, the rule in chunks, which takes
-longest, is left out.
+Kimi-Linear, Granite 4, Falcon-H1, Jamba and LFM2. With `--few`, the rule in chunks, which
+takes longest, is left out.
 """
 
 import sys
@@ -19,6 +19,8 @@ from minfer.kernels.gated_rule import gated_rule
 from minfer.kernels.leaves import Norm
 from minfer.kernels.paged_states import PagedUnits
 from minfer.kernels.rule_arguments import DecayGates
+from minfer.kernels.scan_arguments import ScanWeights
+from minfer.kernels.selective_scan import selective_scan
 from minfer.kernels.short_conv import ConvActivation, short_conv
 from minfer.kernels.state_work import StateChunks, StateWork
 
@@ -91,6 +93,18 @@ def convolution(channels: int, width: int, bias: Tensor | None) -> None:
         short_conv(x, half(channels, width), bias, activation, units, work(chunks=chunks))
 
 
+def scan(channels: int, numbers: int, states: torch.dtype) -> None:
+    """Of decode rows, and of chunks."""
+    units = paged(channels // 32, numbers, 32, dtype=states)
+    vector = torch.ones(channels)
+    weights = ScanWeights(vector, torch.ones(channels, numbers), vector)
+    for chunks in (False, True):
+        tokens = TOKENS if chunks else ROWS
+        x, gate = half(tokens, 2 * channels).chunk(2, 1)
+        b, c = half(tokens, numbers), half(tokens, numbers)
+        selective_scan(x, x, b, c, gate, weights, units, work(chunks=chunks))
+
+
 def main(skip_slow: bool) -> None:
     driver.set_active(Elsewhere(HOPPER))
     JITFunction.run = compiled
@@ -98,8 +112,11 @@ def main(skip_slow: bool) -> None:
     kernels.interpreting = True  # kernels take tensors of the CPU
     convolution(8192, 4, half(8192))
     convolution(2048, 3, None)
+    for states in (torch.float32, torch.bfloat16):
+        scan(8192, 16, states)
     x = half(ROWS, 4096)
     gated_norm(x, x, Norm(half(128), 1e-6), 128)
+    gated_norm(x, x, Norm(half(128), 1e-6), 128, "sigmoid")
     gated_norm(x, x, Norm(half(4096), 1e-6), 4096, gate_first=True)
     for sizes in (QWEN, KIMI, GRANITE, FALCON):
         rule(sizes, torch.float32, chunks=False)

@@ -24,10 +24,12 @@ from minfer.effects.live.llm import LLM
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.checkpoint.stored_matrices import as_stored
 from minfer.effects.models.gguf.container import is_gguf
+from minfer.effects.models.layout.cache_layout import plain_layout
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.prepare import prepare
 from minfer.effects.text.tokenizer import Tokenizer
+from minfer.values.checks import ConfigError
 
 MAX_CONTEXT_TOKENS: Final = 256  # tokens, of the engine that is compared
 
@@ -78,9 +80,7 @@ class Compared:
 
 def _compare(compared: Compared, count: int, max_tokens: int) -> Iterator[Check]:
     """Yield findings over `count` prompts, continued by `max_tokens` tokens."""
-    single = evolve(
-        compared.args, dtype="float32", block_size=logit_differences.BLOCK_TOKENS
-    )
+    single = evolve(compared.args, dtype="float32", block_size=_block_size(compared.spec))
     with LLM(**asdict(single, recurse=False)) as llm:
         tokenizer = Tokenizer(compared.folder)
         if not compared.is_random:
@@ -118,6 +118,21 @@ def _compare(compared: Compared, count: int, max_tokens: int) -> Iterator[Check]
             yield logit_differences.check_half(
                 exact, packed, [reference(ids) for ids in texts]
             )
+
+
+def _block_size(spec: ModelSpec) -> int:
+    """Returns the tokens of a block: few, so that prompts hit the prefix cache, but as
+    many as have room for a unit of the state of recurrent layers in float32.
+    """
+    size, exact = logit_differences.BLOCK_TOKENS, evolve(spec, dtype="float32")
+    while spec.has_states and size < MAX_CONTEXT_TOKENS:
+        try:
+            plain_layout(exact, size)
+        except ConfigError:
+            size *= 2
+        else:
+            break
+    return size
 
 
 def _texts(compared: Compared, tokenizer: Tokenizer) -> Iterator[Check]:

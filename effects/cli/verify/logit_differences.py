@@ -18,6 +18,10 @@ from minfer.records.request import SamplingParams
 # order make 1e-5, in deep models 1e-4; the smallest real mistakes make 1e-2. Tokens whose
 # logits are closer than twice this may come out either way, which is a tie.
 FLOAT32: Final = 1e-3
+# The same beside recurrent layers: transformers computes these in chunks, whose rounding
+# norms amplify. In tiny models its float32 is off from its float64 by up to 6e-3 of the
+# spread, minfer's by less, and they differ by 1.2e-3.
+RECURRENT_FLOAT32: Final = 4e-3
 # Times transformers' own divergence from float32, in half precision.
 MAX_HALF_RATIO: Final = 3
 BLOCK_TOKENS: Final = 16
@@ -55,12 +59,17 @@ def packed_logits(llm: LLM, texts: list[list[int]]) -> list[Tensor]:
     return [torch.cat(text_chunks) for text_chunks in chunks]
 
 
+def _rounding(llm: LLM) -> float:
+    """Returns the largest difference of a float32 logit, as a share of their spread."""
+    return RECURRENT_FLOAT32 if llm.setup.spec.has_states else FLOAT32
+
+
 def check_float32(llm: LLM, texts: list[list[int]], exact: list[Tensor]) -> Check:
     """minfer's float32 logits against transformers', which are `exact`."""
     expected = torch.cat(exact)
     actual = torch.cat(packed_logits(llm, texts))
     gap = float((actual - expected).abs().max())
-    allowed = FLOAT32 * float(expected.std())
+    allowed = _rounding(llm) * float(expected.std())
     figures = f"{len(expected)} positions of {len(texts)} prompts off by {gap:.2g}"
     bad = [] if gap <= allowed else [f"allowed is {allowed:.2g}"]
     return judge("logits float32", bad, figures)
@@ -103,7 +112,7 @@ def check_greedy(
             generated = list(output.outputs[0].token_ids)
             logits = reference([*ids, *generated[:-1]])[len(ids) - 1 :]
             gaps = logits.max(-1).values - logits[range(len(generated)), generated]
-            allowed = 2 * max(off, FLOAT32 * float(logits.std()))
+            allowed = 2 * max(off, _rounding(llm) * float(logits.std()))
             wrong = int((~(gaps <= allowed)).sum())
             count += len(generated)
             ties += int(gaps.count_nonzero()) - wrong

@@ -19,6 +19,8 @@ from torch import Tensor
 from minfer.effects.models.checkpoint.checkpoint import shards
 
 MAX_RATIO_TO_EDGE: Final = 1.15  # times the edge
+# How names of tensors end that are not drawn: Mamba's rates are the same in each channel.
+UNTRAINED_PATTERNS: Final = ("A_log",)
 ITERATIONS: Final = 20  # of the power method, which nears the value from below
 
 
@@ -29,8 +31,8 @@ def looks_random(folder: Path) -> bool:
 
 def _matrices(folder: Path) -> Iterator[Tensor]:
     for path, _ in shards(folder):
-        for tensor in load_file(path).values():
-            if tensor.dim() > 1:
+        for name, tensor in load_file(path).items():
+            if tensor.dim() > 1 and not name.endswith(UNTRAINED_PATTERNS):
                 yield tensor.float().flatten(1)
 
 

@@ -60,7 +60,7 @@ MIN_DEQUANTIZE_TOKENS: Final = 512
 # What serves recurrent layers, in words.
 RECURRENT: Final = (
     f"Triton; prefill chunks of more than {MAX_RECURRENT_TOKENS} tokens block by block, "
-    f"but in float32, the others token by token"
+    f"but in float32 and in Mamba's first form, the others token by token"
 )
 
 

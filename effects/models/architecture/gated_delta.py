@@ -18,7 +18,7 @@ behind the heads by row.
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from minfer.effects.models.architecture.conv_state import (
     CONVOLUTION,
@@ -26,6 +26,7 @@ from minfer.effects.models.architecture.conv_state import (
     conv_state,
 )
 from minfer.effects.models.architecture.linear import (
+    PLAIN_LEAF,
     LinearSizes,
     NormRule,
     WeightMaker,
@@ -99,9 +100,11 @@ class GatedDelta:
 
     @property
     def state_gates(self) -> LinearSizes:
-        """The product of what is corrected, and of what is faded."""
+        """The product of what is corrected, and of what is faded: small, and of too few
+        outputs for ranks to divide its quantized blocks.
+        """
         names = ["in_proj_ba"] if self.by_key_head else ["in_proj_b", "in_proj_a"]
-        return self._inputs(names, (self.heads, self.heads))
+        return evolve(self._inputs(names, (self.heads, self.heads)), plain=True)
 
     def _inputs(self, names: list[str], outputs: tuple[int, ...]) -> LinearSizes:
         return LinearSizes(
@@ -162,7 +165,7 @@ class GatedDeltaWeights:
 
     norm: Norm | None  # [hidden], of the input
     inputs: Linear
-    state_gates: Linear
+    state_gates: Linear = field(metadata=PLAIN_LEAF)
     conv: "Tensor"  # [channels, width]
     step_bias: "Tensor"  # [heads] float32
     rates: "Tensor"  # [heads] float32: how fast a state fades

@@ -10,7 +10,10 @@ from minfer.effects.models.architecture.dense import (
 )
 from minfer.effects.models.architecture.gaussian_topk import with_cutoffs
 from minfer.effects.models.architecture.gqa_reader import read_gqa
-from minfer.effects.models.architecture.hybrid_layers import read_layer_kinds
+from minfer.effects.models.architecture.hybrid_layers import (
+    periodic,
+    read_layer_kinds,
+)
 from minfer.effects.models.architecture.layer_heads import with_layer_heads
 from minfer.effects.models.architecture.layer_inputs import LayerInput
 from minfer.effects.models.architecture.layers import Attention, FeedForward, Layer
@@ -131,7 +134,7 @@ def _rope_reader(reader: ConfigReader, positions: Positions) -> ConfigReader:
     if positions.rotated_layers != "none":
         return _with_rotated_share(reader, positions.rotary_dim)
     no_ropes = dict.fromkeys(("rope_parameters", "rope_scaling"))
-    return ConfigReader({**reader.config, **no_ropes}, reader.source)
+    return ConfigReader({**reader.config, **no_ropes}, reader.source, reader.own_names)
 
 
 def _with_rotated_share(reader: ConfigReader, key: str) -> ConfigReader:
@@ -144,7 +147,7 @@ def _with_rotated_share(reader: ConfigReader, key: str) -> ConfigReader:
     if rotary_dim > head_dim:
         raise reader.error(key, f"at most head_dim = {head_dim}")
     share = {"partial_rotary_factor": rotary_dim / head_dim}
-    return ConfigReader({**reader.config, **share}, reader.source)
+    return ConfigReader({**reader.config, **share}, reader.source, reader.own_names)
 
 
 def _feed_forwards(
@@ -183,6 +186,8 @@ def _dense_layers(reader: ConfigReader, keys: SparseLayers, layers: int) -> set[
     step = reader.size(keys.step, 1) if keys.step else 1
     dense = {*reader.ids(keys.dense), *range(num_dense)}
     dense |= {i for i in range(layers) if (i + 1) % step}
+    if keys.period:
+        dense |= {*range(layers)} - {*periodic(reader, keys.period, keys.offset, layers)}
     if keys.listed and not reader.is_absent(keys.listed):
         dense = {*range(layers)} - {*reader.ids(keys.listed)}
     if keys.between:

@@ -43,6 +43,7 @@ from minfer.effects.models.architecture.layer_inputs import (
     layer_input_parts,
 )
 from minfer.effects.models.architecture.linear import (
+    IN_FULL_NUMBERS,
     LinearSizes,
     WeightMaker,
     unquantized,
@@ -253,8 +254,8 @@ def layer_parts(
 def finish_layer(weights: LayerWeights, dtype: str) -> LayerWeights:
     """Returns a layer, whose tensors are filled, in the form that kernels multiply with:
     MLA's expansion of latents in full numbers, `dtype`, as queries are multiplied with
-    parts of it, AltUp's small matrices, too, and quantized matrices as their kernels
-    store them.
+    parts of it, small matrices of AltUp and of recurrent sublayers, too, and quantized
+    matrices as their kernels store them.
     """
     layer_weights: LayerWeights = _finished(weights, dtype)
     return layer_weights
@@ -267,10 +268,12 @@ def _finished(node: Any, dtype: str, *, plain: bool = False) -> Any:
     if not has(type(node)) or isinstance(node, Norm | ExpertRouter):
         return node
     plain = plain or isinstance(node, LatentWeights | AltUpWeights)
-    inner = {
-        attribute.name: getattr(node, attribute.name) for attribute in fields(type(node))
+    finished = {
+        attribute.name: _finished(
+            getattr(node, attribute.name),
+            dtype,
+            plain=plain or IN_FULL_NUMBERS in attribute.metadata,
+        )
+        for attribute in fields(type(node))
     }
-    return evolve(
-        node,
-        **{key: _finished(value, dtype, plain=plain) for key, value in inner.items()},
-    )
+    return evolve(node, **finished)

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Elements: about where a matrix does not fit the CPU's own cache any more.
+# In the metadata of a field of weights whose sizes are `plain`.
+IN_FULL_NUMBERS: Final = "in full numbers"
+PLAIN_LEAF: Final = {IN_FULL_NUMBERS: True}
 MIN_BY_COLUMN_ELEMENTS: Final = 1 << 22
 
 
@@ -51,6 +54,8 @@ class LinearSizes:
     shard: Shard
     bias: bool = False
     experts: int = 0  # whose matrices are one leaf; 0: it is not of experts
+    # Those of the matrices that all ranks have whole, where ranks divide others.
+    whole: tuple[str, ...] = ()
     # Dequantized as it is loaded, if the checkpoint's is quantized.
     plain: bool = False
     # What the outputs of each of the matrices are multiplied with in the model, and each
@@ -69,6 +74,18 @@ class LinearSizes:
             return ((self.names[0], self.outputs),)
         by_name = zip(self.names, self.outputs, strict=True)
         return tuple((name, (outputs,)) for name, outputs in by_name)
+
+    @property
+    def divided(self) -> tuple[int, ...]:
+        """The sizes that ranks divide: inputs, or outputs of each matrix."""
+        if self.shard is Shard.ROW:
+            return (self.inputs,)
+        return tuple(
+            outputs
+            for name, all_outputs in self.stored
+            if name not in self.whole
+            for outputs in all_outputs
+        )
 
     @property
     def matrix_elements(self) -> int:
@@ -204,12 +221,14 @@ class WeightMaker:
         """Refuse a matrix whose blocks, of one scale each, would be divided
         among ranks.
         """
-        if any(dimension % block_size for dimension in (*sizes.outputs, sizes.inputs)):
+        ragged = dict.fromkeys(size for size in sizes.divided if size % block_size)
+        if ragged:
+            divided = "inputs" if sizes.shard is Shard.ROW else "outputs"
             raise UnsupportedModelError(
                 f"{self.prefix}{sizes.names[0]}: {self.ranks} ranks would have "
-                f"{sizes.outputs[0]} of its outputs and {sizes.inputs} inputs, which "
-                f"blocks of {block_size} by {block_size} with one scale do not divide; "
-                f"use fewer (tensor_parallel_size)"
+                f"{' and '.join(map(str, ragged))} of its {divided}, which blocks of "
+                f"{block_size} by {block_size} with one scale do not divide; use fewer "
+                f"(tensor_parallel_size)"
             )
 
     def matrix(self, *shape: int) -> "Tensor":

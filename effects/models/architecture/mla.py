@@ -11,7 +11,8 @@ expanded first, but expands nothing: best for few queries of a long context. The
 form expands the context's latents: best for long chunks. The cache chooses on the CPU,
 `Routes` on a GPU.
 
-Rotated dimensions stand in the order of `Rope.order`.
+Rotated dimensions stand in the order of `Rope.order`. Some models rotate nothing
+(Kimi-Linear): the key that all heads share then has angles of 0.
 
 With tensor parallelism, heads are split: products of heads by column, the one after
 attention by row; the latents are the same on all ranks.
@@ -38,7 +39,11 @@ from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import add_product, norm_linear
 from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.query_scale import QueryScale, read_query_scale
-from minfer.effects.models.architecture.rope_scaling import Rope, softmax_factor
+from minfer.effects.models.architecture.rope_scaling import (
+    UNROTATED,
+    Rope,
+    softmax_factor,
+)
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families.family import Family
 from minfer.effects.models.parts import WeightPart
@@ -109,10 +114,14 @@ class MLA:
     def inputs(self) -> LinearSizes:
         """The product of queries, or of their latents, and of the latents."""
         query, width = "self_attn.q_a_proj", self.query_rank
+        latents = "self_attn.kv_a_proj_with_mqa"
+        whole: tuple[str, ...] = (query, latents)
         if width is None:
             query, width = "self_attn.q_proj", self.heads * self.query_dim
+            whole = (latents,)
         return LinearSizes(
-            names=(query, "self_attn.kv_a_proj_with_mqa"),
+            names=(query, latents),
+            whole=whole,
             outputs=(width, self.latent_dim),
             inputs=self.hidden_size,
             shard=Shard.NONE,
@@ -271,6 +280,13 @@ def read_mla(
             f"of a head (with qk_nope_head_dim)",
         )
     rank = None if reader.is_absent("q_lora_rank") else reader.size("q_lora_rank")
+    scale = width**-0.5
+    if family.positions.rotated_layers == "none":
+        rope = UNROTATED
+    else:
+        interleaved = reader.flag("rope_interleave")
+        rope = evolve(rope, partial=1.0, interleaved=interleaved)
+        scale *= softmax_factor(reader)
     attention = MLA(
         hidden_size=reader.size("hidden_size"),
         heads=reader.size("num_attention_heads"),
@@ -279,8 +295,8 @@ def read_mla(
         plain_dim=plain_dim,
         rope_dim=rope_dim,
         value_dim=reader.size("v_head_dim"),
-        rope=evolve(rope, partial=1.0, interleaved=reader.flag("rope_interleave")),
-        scale=width**-0.5 * softmax_factor(reader),
+        rope=rope,
+        scale=scale,
         query_scale=read_query_scale(reader, family),
         norms=norms,
         bias=reader.is_set(family.biases.qkv),

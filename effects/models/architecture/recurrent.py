@@ -18,7 +18,23 @@ from minfer.effects.models.architecture.gated_delta import (
     mix_gated_delta,
     read_gated_delta,
 )
+from minfer.effects.models.architecture.kimi_delta import (
+    KimiDelta,
+    KimiDeltaWeights,
+    empty_kimi_delta,
+    kimi_delta_parts,
+    mix_kimi_delta,
+    read_kimi_delta,
+)
 from minfer.effects.models.architecture.linear import NormRule, WeightMaker
+from minfer.effects.models.architecture.mamba import (
+    Mamba,
+    MambaWeights,
+    empty_mamba,
+    mamba_parts,
+    mix_mamba,
+    read_mamba,
+)
 from minfer.effects.models.architecture.mamba2 import (
     Mamba2,
     Mamba2Weights,
@@ -41,7 +57,9 @@ from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families.layer_keys import Multipliers
 from minfer.effects.models.families.recurrent_keys import (
     GatedDeltaKeys,
+    KimiDeltaKeys,
     Mamba2Keys,
+    MambaKeys,
     RecurrentKeys,
     ShortConvKeys,
 )
@@ -51,8 +69,10 @@ from minfer.kernels.leaves import Norm
 if TYPE_CHECKING:
     from torch import Tensor
 
-Recurrent = GatedDelta | Mamba2 | ShortConv
-RecurrentWeights = GatedDeltaWeights | Mamba2Weights | ShortConvWeights
+Recurrent = GatedDelta | KimiDelta | Mamba | Mamba2 | ShortConv
+RecurrentWeights = (
+    GatedDeltaWeights | KimiDeltaWeights | MambaWeights | Mamba2Weights | ShortConvWeights
+)
 
 
 def read_recurrent(
@@ -64,6 +84,10 @@ def read_recurrent(
     match keys:
         case GatedDeltaKeys():
             return read_gated_delta(reader, keys, norms)
+        case KimiDeltaKeys():
+            return read_kimi_delta(reader, norms)
+        case MambaKeys():
+            return read_mamba(reader, norms)
         case Mamba2Keys():
             return read_mamba2(reader, keys, norms, multipliers)
         case ShortConvKeys():
@@ -75,6 +99,10 @@ def empty_recurrent(sizes: Recurrent, make: WeightMaker) -> RecurrentWeights:
     match sizes:
         case GatedDelta():
             return empty_gated_delta(sizes, make)
+        case KimiDelta():
+            return empty_kimi_delta(sizes, make)
+        case Mamba():
+            return empty_mamba(sizes, make)
         case Mamba2():
             return empty_mamba2(sizes, make)
         case ShortConv():
@@ -88,6 +116,10 @@ def recurrent_parts(
     match sizes, weights:
         case GatedDelta(), GatedDeltaWeights():
             yield from gated_delta_parts(sizes, weights, form)
+        case KimiDelta(), KimiDeltaWeights():
+            yield from kimi_delta_parts(sizes, weights, form)
+        case Mamba(), MambaWeights():
+            yield from mamba_parts(sizes, weights, form)
         case Mamba2(), Mamba2Weights():
             yield from mamba2_parts(sizes, weights, form)
         case ShortConv(), ShortConvWeights():
@@ -108,6 +140,10 @@ def mix_with_state(
     match sizes, weights:
         case GatedDelta(), GatedDeltaWeights():
             return mix_gated_delta(sizes, weights, rows, norm, index, step)
+        case KimiDelta(), KimiDeltaWeights():
+            return mix_kimi_delta(sizes, weights, rows, norm, index, step)
+        case Mamba(), MambaWeights():
+            return mix_mamba(sizes, weights, rows, norm, index, step)
         case Mamba2(), Mamba2Weights():
             return mix_mamba2(sizes, weights, rows, norm, index, step)
         case ShortConv(), ShortConvWeights():

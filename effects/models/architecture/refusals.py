@@ -6,13 +6,11 @@ from typing import Final
 
 from minfer.effects.models.config_reader import ConfigReader
 
-_STATE_SPACE: Final = "mamba mamba2 falcon_mamba jamba bamba zamba zamba2 plamo2"
-_RECURRENT: Final = (
-    "rwkv xlstm recurrent_gemma kimi_linear olmo_hybrid minimax bailing_hybrid"
-)
+_STATE_SPACE: Final = "mamba mamba2 falcon_mamba bamba zamba zamba2 plamo2"
+_RECURRENT: Final = "rwkv xlstm recurrent_gemma olmo_hybrid minimax bailing_hybrid"
 _HYBRIDS: Final = (
     "models in which every layer is attention, and of those with recurrent layers "
-    "Qwen3-Next, Qwen3.5, Granite 4, Nemotron-H, Falcon-H1 and LFM2"
+    "Qwen3-Next, Qwen3.5, Kimi-Linear, Granite 4, Nemotron-H, Falcon-H1, Jamba and LFM2"
 )
 _ENCODERS: Final = (
     "bert roberta xlm-roberta camembert distilbert albert electra deberta deberta-v2 "

@@ -10,6 +10,10 @@ from minfer.effects.models.architecture.layer_inputs import InputTable
 from minfer.effects.models.architecture.layer_reader import read_layers
 from minfer.effects.models.architecture.layers import Layer
 from minfer.effects.models.architecture.linear import NormRule
+from minfer.effects.models.architecture.own_names import (
+    names_in_file,
+    with_common_names,
+)
 from minfer.effects.models.architecture.quantization import read_quantization
 from minfer.effects.models.architecture.refusals import refuse_kind
 from minfer.effects.models.architecture.spec import ModelSpec, layer_prefix
@@ -66,7 +70,8 @@ def parse_spec(
     half = _family_of(config, source)
     family, config = half.family, half.config
     assumed = {"rms_norm_eps": RMS_NORM_EPS, **family.defaults}
-    reader = ConfigReader({**assumed, **config}, source, family.own_names)
+    names = names_in_file(family, config)
+    reader = ConfigReader({**assumed, **config}, source, names)
     reader = with_layer_count(reader, family)
     residual_multiplier = _factor(reader, family.factors.residual)
     norms = NormRule(
@@ -184,12 +189,7 @@ def _variant(reader: ConfigReader, family: Family) -> tuple[Family, Mapping[str,
     families have. Raises `ModelConfigError`, `UnsupportedModelError`.
     """
     values = {**family.defaults, **reader.config}
-    # A common name is not known to a family that has its own.
-    config = {
-        family.aliases.get(key, key): value
-        for key, value in reader.config.items()
-        if key not in family.own_names
-    }
+    config = with_common_names(reader, family)
     for variant in family.variants:
         for key, value in variant.when.items():
             if isinstance(value, bool):

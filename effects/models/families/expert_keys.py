@@ -49,6 +49,9 @@ class SparseLayers:
     first_dense: str = ""  # the key of the number of first layers that are dense
     dense: str = ""  # the key of a list of dense layers
     step: str = ""  # the key of how often a layer is sparse
+    # The key of that, and of the first layer that is sparse (Jamba).
+    period: str = ""
+    offset: str = ""
     listed: str = ""  # the key of a list of them
     # moe_layer_start_index, moe_layer_end_index and moe_layer_interval say which layers
     # are sparse (Ernie).

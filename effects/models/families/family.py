@@ -82,6 +82,13 @@ class Family:
     eos_ids: tuple[int, ...] = field(default=(), kw_only=True)
     # The family's own names of config values, and those of most families.
     aliases: Mapping[str, str] = field(default=MappingProxyType({}), kw_only=True)
+    # So, too, but the names of most families are known beside them, which have priority.
+    synonyms: Mapping[str, str] = field(default=MappingProxyType({}), kw_only=True)
+    # Names of values by those that they have in an object of a config, by its key; they
+    # have priority, and there are no others in it.
+    nested: Mapping[str, Mapping[str, str]] = field(
+        default=MappingProxyType({}), kw_only=True
+    )
     # Other names of the architecture in configs.
     class_aliases: tuple[str, ...] = field(default=(), kw_only=True)
     # Those of them that hold apply, one after the other.
@@ -89,5 +96,5 @@ class Family:
 
     @property
     def own_names(self) -> Mapping[str, str]:
-        """The family's own names by those of most families."""
+        """The family's own names by those of most families, which it does not know."""
         return {common: own for own, common in self.aliases.items()}

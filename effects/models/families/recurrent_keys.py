@@ -32,6 +32,13 @@ class HybridLayers:
     every: LayerKind = "recurrent"
     interval: str = ""
     attention: str = ""
+    # Or the keys of lists of layers by their kinds, in which the first layer is 1
+    # (Kimi-Linear).
+    numbered: Mapping[str, LayerKind] = MappingProxyType({})
+    # Or the key of how often a layer has an attention, and that of the first of them
+    # (Jamba).
+    period: str = ""
+    offset: str = ""
 
 
 @frozen(kw_only=True)
@@ -42,6 +49,16 @@ class GatedDeltaKeys:
     # key head together; so are the gates of states. Else queries, keys and values are
     # one, and the others are separate (Qwen3.5).
     by_key_head: bool
+
+
+@frozen(kw_only=True)
+class KimiDeltaKeys:
+    """Kimi delta attention (Kimi-Linear)."""
+
+
+@frozen(kw_only=True)
+class MambaKeys:
+    """Mamba, the first one, with norms of steps, B and C (Jamba)."""
 
 
 @frozen(kw_only=True)
@@ -72,4 +89,4 @@ class ShortConvKeys:
     """Gated short convolutions (LFM2)."""
 
 
-RecurrentKeys = GatedDeltaKeys | Mamba2Keys | ShortConvKeys
+RecurrentKeys = GatedDeltaKeys | KimiDeltaKeys | MambaKeys | Mamba2Keys | ShortConvKeys

@@ -14,6 +14,8 @@ from minfer.effects.models.families import (
     gpt_oss,
     granite,
     hunyuan,
+    jamba,
+    kimi,
     laguna,
     lfm,
     llama,
@@ -58,6 +60,8 @@ _ROWS: Final = (
     *starcoder.ROWS,
     *lfm.ROWS,
     *nemotron.ROWS,
+    *kimi.ROWS,
+    *jamba.ROWS,
 )
 # Other names of a `model_type`: Kimi K2 is DeepSeek-V3 with other sizes.
 MODEL_TYPE_ALIASES: Final[Mapping[str, str]] = {"kimi_k2": "deepseek_v3"}

@@ -73,7 +73,7 @@ FAMILIES: Final = {
         (("Gemma3n", "all"), "bfloat16"),
     )
 }
-# Gated delta nets, and Mamba 2.
+# Gated delta nets, Mamba 2, and Mamba; Kimi delta attention beside MLA.
 RECURRENT: Final = {
     key[0]: parse_spec(
         written(key[0], VARIANTS[key] | {"vocab_size": VOCAB}), dtype=dtype
@@ -81,8 +81,13 @@ RECURRENT: Final = {
     for key, dtype in (
         (("Qwen3_5", "plain"), "bfloat16"),
         (("GraniteMoeHybrid", "dense"), "float32"),
+        (("Jamba", "dense"), "bfloat16"),
     )
 }
+_OF_KIMI: Final = VARIANTS["KimiLinear", "plain"] | {"mlp_layer_types": ["dense"] * 4}
+KIMI: Final = parse_spec(
+    written("KimiLinear", _OF_KIMI | {"vocab_size": VOCAB}), dtype="bfloat16"
+)
 HOPPER: Final = (9, 0)
 # What multiplies and normalises on a GPU.
 PRODUCTS: Final = SimpleNamespace(
@@ -175,6 +180,8 @@ CASES: Final = {
     "int8": Case(evolve(BASE, kv_dtype="int8"), captured=128),
     "delta": Case(RECURRENT["Qwen3_5"], captured=128),
     "Mamba": Case(RECURRENT["GraniteMoeHybrid"], graphs=False),
+    "Kimi delta": Case(KIMI, captured=128),
+    "scan": Case(RECURRENT["Jamba"], captured=128),
     "wide": Case(
         with_attention(BASE, heads=4, kv_heads=4, head_dim=256), capability=(8, 6)
     ),

@@ -38,9 +38,16 @@ KINDS: Final = {
     "interleaved rotation": ("Ernie4_5_Moe", "biases, tied"),
     "gated delta nets": ("Qwen3Next", "plain"),
     "Mamba 2": ("GraniteMoeHybrid", "experts"),
+    "Kimi delta attention beside MLA": ("KimiLinear", "plain"),
+    "Mamba": ("Jamba", "plain"),
 }
 # Whose states take no drafts.
-RECURRENT: Final = ("gated delta nets", "Mamba 2")
+RECURRENT: Final = (
+    "gated delta nets",
+    "Mamba 2",
+    "Kimi delta attention beside MLA",
+    "Mamba",
+)
 # 20 blocks; a sequence needs up to 12.
 TIGHT: Final = {"num_gpu_blocks_override": 20}
 NGRAM: Final = {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False}

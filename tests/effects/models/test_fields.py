@@ -34,6 +34,8 @@ RICH = {
     "NemotronH": "latent experts",
     "Lfm2": "adjusted",
     "Lfm2Moe": "no biases",
+    "KimiLinear": "groups",
+    "Jamba": "biases",
     "Qwen3Next": "listed",
     "Qwen3_5": "listed",
     "Qwen3_5Moe": "listed",
@@ -121,6 +123,7 @@ MORE: dict[str, dict[str, Any]] = {
 BESIDE: dict[str, list[dict[str, Any]]] = {
     "Falcon": [written("Falcon", VARIANTS["Falcon", "one key head"])],
     "FalconH1": [written("FalconH1", VARIANTS["FalconH1", "norm first"])],
+    "KimiLinear": [written("KimiLinear", VARIANTS["KimiLinear", "plain"])],
     "Lfm2": [
         written("Lfm2", VARIANTS["Lfm2", "attention listed"]) | {"layer_types": None}
     ],
@@ -250,6 +253,7 @@ TAKEN = {
     ("GptOss", "original_max_position_embeddings"),
     ("GraniteMoeHybrid", "head_dim"),
     ("FalconH1", "head_dim"),
+    ("Jamba", "head_dim"),
     ("Lfm2", "head_dim"),
     ("Lfm2Moe", "head_dim"),
     ("Mistral", "layer_types"),  # then it is Ministral

@@ -16,8 +16,10 @@ from minfer.effects.models.architecture.batch import BatchRow, make_batch
 from minfer.effects.models.architecture.dense import Dense
 from minfer.effects.models.architecture.gqa import GQA
 from minfer.effects.models.architecture.layers import Layer
+from minfer.effects.models.architecture.mamba import Mamba
 from minfer.effects.models.architecture.mamba2 import Mamba2
 from minfer.effects.models.architecture.model import forward
+from minfer.effects.models.architecture.quantization import LEVELS, Quantization
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.architecture.weights import Weights, empty_weights, named_parts
@@ -26,6 +28,7 @@ from minfer.effects.models.checkpoint.random_weights import random_weights
 from minfer.effects.models.checkpoint.weight_files import TensorPlace
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.dtypes import DTYPE_BYTES
+from minfer.effects.models.formats.on_load import OnLoad
 from minfer.effects.models.layout.shapes import weight_bytes
 from minfer.effects.models.ranks import (
     SINGLE_RANK,
@@ -95,7 +98,7 @@ def sums(layer: Layer) -> int:
     normalised over all heads, one of results of a group that ranks share, and one of
     gates that have a cutoff.
     """
-    count = len(layer.sublayers)
+    count = len(layer.sublayers) + isinstance(layer.recurrent, Mamba)
     if isinstance(gqa := layer.attention, GQA) and gqa.qk_norm_over == "all":
         count += gqa.qk_norm
     if isinstance(mamba2 := layer.recurrent, Mamba2) and mamba2.groups == 1:
@@ -146,6 +149,40 @@ def test_ranks_compute_what_one_computes(
     if parallel.tensor > 1:
         calls = sum(stage.calls for stage in stages)
         assert calls == 3 * (sum(map(sums, spec.layers)) + 2)  # embedding and logits
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        (("DeepseekV3", "groups"), {"q_lora_rank": 40, "num_hidden_layers": 2}),
+        (
+            ("KimiLinear", "plain"),
+            {"linear_head_dim": 32, "linear_num_heads": 8, "kv_lora_rank": 120},
+        ),
+    ],
+)
+def test_blocks_of_one_scale_are_not_divided(
+    key: tuple[str, str], changes: dict[str, Any]
+) -> None:
+    """Ranks divide outputs, or inputs, at blocks' edges; those of matrices that all ranks
+    have, of latents, may be any. Numbers are quantized as they are for one rank.
+    """
+    wide = {"moe_intermediate_size": 256, "intermediate_size": 256, "v_head_dim": 64}
+    sizes = {"qk_nope_head_dim": 56, "qk_rope_head_dim": 8, **wide, **changes}
+    plain = parse_spec(written(key[0], VARIANTS[key] | sizes))
+    scheme = LEVELS["fp8_per_block"]
+    spec = evolve(plain, quantization=Quantization(OnLoad(scheme)))
+    infos = [RankInfo(rank, Parallel(tensor=2)) for rank in range(2)]
+    for info in infos:
+        empty_weights(spec.for_rank(info), "float32", "meta")
+    whole = run(spec, random_weights(spec, "float32"), SINGLE_RANK)
+
+    def on_rank(ranks: ThreadRanks) -> Tensor:
+        weights = random_weights(spec, "float32", rank_info=ranks.rank_info)
+        return run(spec.for_rank(ranks.rank_info), weights, ranks)
+
+    results, _ = on_ranks(Parallel(tensor=2), on_rank)
+    torch.testing.assert_close(results[0], whole, rtol=1e-4, atol=1e-3)
 
 
 def test_of_few_key_heads_several_ranks_have_the_same(tmp_path: Path) -> None:

@@ -21,11 +21,27 @@ from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.prepare import prepare
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tokenizer_classes import CLASSES
-from tests.effects.tiny_model import write_checkpoint
+from tests.circles import claimed, long
+from tests.effects.tiny_families import VARIANTS, save
+from tests.effects.tiny_model import EOS, write_checkpoint, write_tokenizer
 
 Tensors = dict[str, torch.Tensor]
 UP = "model.layers.1.mlp.up_proj.weight"
 EMBED = "model.embed_tokens.weight"
+
+# A config of each family with recurrent layers.
+HYBRIDS = {
+    "KimiLinear": "plain",
+    "Jamba": "plain",
+    "Qwen3Next": "plain",
+    "Qwen3_5": "plain",
+    "Qwen3_5Moe": "plain",
+    "GraniteMoeHybrid": "experts",
+    "NemotronH": "latent experts",
+    "FalconH1": "multipliers",
+    "Lfm2": "plain",
+    "Lfm2Moe": "plain",
+}
 
 
 @pytest.fixture
@@ -282,6 +298,21 @@ def test_random_weights_are_no_language_model_but_no_fault_either(
     assert findings["sanity"]["state"] == "random"
     assert "the weights are random; nats a token" in findings["sanity"]["figures"]
     assert findings["chat template"]["state"] == "skipped"
+
+
+@pytest.mark.parametrize("family", [*long([*HYBRIDS][:2]), *claimed([*HYBRIDS][2:])])
+def test_models_with_recurrent_layers_are_supported(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = VARIANTS[family, HYBRIDS[family]] | {"vocab_size": 260, "eos_token_id": EOS}
+    save(str(tmp_path), family, config)
+    write_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
+    )
+    findings = checked(capsys, tmp_path, 0)
+    verdict = findings.pop("verdict")
+    assert verdict.endswith("tensors, ids, tokenizer, logits float32, greedy text")
 
 
 @pytest.mark.long

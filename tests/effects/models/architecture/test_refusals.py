@@ -27,7 +27,7 @@ DENSE_ONLY = "every layer is attention"
 MODELS = [
     ("mamba", "MambaForCausalLM", ["state space", DENSE_ONLY]),
     ("mamba2", "Mamba2ForCausalLM", ["state space"]),
-    ("jamba", "JambaForCausalLM", ["state space", DENSE_ONLY]),
+    ("falcon_mamba", "FalconMambaForCausalLM", ["state space", "Jamba"]),
     ("zamba2", "Zamba2ForCausalLM", ["state space", "Nemotron-H"]),
     ("rwkv", "RwkvForCausalLM", ["recurrent"]),
     ("minimax", "MiniMaxForCausalLM", ["linear attention", "Qwen3-Next"]),
@@ -149,7 +149,103 @@ VALUES: list[tuple[tuple[str, str], dict[str, Any], list[str]]] = [
     (
         ("Qwen3Next", "plain"),
         {"layer_types": ["linear_attention"] * 4},
-        ["no layer has an attention", "Qwen3NextForCausalLM"],
+        ["layer_types: no layer has an attention", "Qwen3NextForCausalLM"],
+    ),
+    (
+        ("Qwen3_5Moe", "plain"),
+        {"layer_types": None, "full_attention_interval": 100},
+        ["full_attention_interval: no layer has an attention"],
+    ),
+    (("Lfm2", "plain"), {"layer_types": ["rwkv"] * 4}, ["layer_types rwkv are not"]),
+    (
+        ("NemotronH", "dense"),
+        {"layers_block_type": None, "hybrid_override_pattern": "MX*-"},
+        ["hybrid_override_pattern X are not supported"],
+    ),
+    (("NemotronH", "dense"), {"layers_block_type": []}, ["layers_block_type", "one at"]),
+    (
+        ("NemotronH", "dense"),
+        {"layers_block_type": None, "num_hidden_layers": None},
+        ["layers_block_type", "a list of the kind of each layer"],
+    ),
+    (
+        ("NemotronH", "dense"),
+        {"layer_types": ["linear_attention", "full_attention"]},
+        ["layer_types says other kinds of layers than layers_block_type"],
+    ),
+    (("NemotronH", "dense"), {"tie_word_embeddings": True}, ["tie_word_embeddings"]),
+    (
+        ("FalconH1", "plain"),
+        {"layer_types": ["full_attention"] * 3},
+        ["layer_types says other kinds", "'both'", "leave layer_types out"],
+    ),
+    (("FalconH1", "plain"), {"attn_layer_indices": [0]}, ["attn_layer_indices [0]"]),
+    (
+        ("GraniteMoeHybrid", "experts"),
+        {"position_embedding_type": "alibi"},
+        ["position_embedding_type 'alibi'", "'nope'"],
+    ),
+    (
+        ("GraniteMoeHybrid", "experts"),
+        {"mamba_hidden_act": "gelu"},
+        ["mamba_hidden_act 'gelu'"],
+    ),
+    (("KimiLinear", "plain"), {"tie_word_embeddings": True}, ["tie_word_embeddings"]),
+    (("KimiLinear", "plain"), {"mla_use_nope": False}, ["mla_use_nope False", "True is"]),
+    (("KimiLinear", "plain"), {"topk_method": "greedy"}, ["topk_method 'greedy'"]),
+    (
+        ("KimiLinear", "plain"),
+        {"linear_attn_config": {"gate_lower_bound": -5.0}},
+        ["linear_attn_config: gate_lower_bound", "short_conv_kernel_size"],
+    ),
+    (
+        ("KimiLinear", "plain"),
+        {"linear_attn_config": {"num_heads": "many"}},
+        ["linear_attn_config.num_heads", "found 'many'"],
+    ),
+    (
+        ("KimiLinear", "plain"),
+        {"linear_attn_config": 3},
+        ["linear_attn_config", "object"],
+    ),
+    (
+        ("KimiLinear", "plain"),
+        {
+            "layer_types": None,
+            "linear_attn_config": {"full_attn_layers": [1, 5], "kda_layers": [2, 3, 4]},
+        },
+        ["linear_attn_config.full_attn_layers", "1 to num_hidden_layers = 4"],
+    ),
+    (
+        ("KimiLinear", "plain"),
+        {
+            "layer_types": None,
+            "linear_attn_config": {"full_attn_layers": [1], "kda_layers": [2, 3]},
+        },
+        ["layer_types", "or layer 4 in linear_attn_config.full_attn_layers"],
+    ),
+    (
+        ("KimiLinear", "plain"),
+        {"linear_attn_config": {"full_attn_layers": [1], "kda_layers": [2, 3, 4]}},
+        ["linear_attn_config.kda_layers say other kinds of layers than layer_types"],
+    ),
+    (
+        ("KimiLinear", "plain"),
+        {"model_max_length": "long"},
+        ["model_max_length", "found 'long'"],
+    ),
+    (("Jamba", "plain"), {"attn_layer_offset": 2}, ["attn_layer_offset", "less than"]),
+    (("Jamba", "plain"), {"attn_layer_period": 0}, ["attn_layer_period", "at least 1"]),
+    (
+        ("Jamba", "plain"),
+        {"attn_layer_period": 9, "attn_layer_offset": 8},
+        ["attn_layer_period: no layer has an attention"],
+    ),
+    (("Jamba", "plain"), {"mamba_dt_rank": "big"}, ["mamba_dt_rank", "found 'big'"]),
+    (
+        ("Jamba", "plain"),
+        {"layers_block_type": ["mamba"] * 4},
+        ["layers_block_type says other kinds of layers than attn_layer_period"],
     ),
     (
         ("Qwen3Next", "plain"),

@@ -83,8 +83,8 @@ def with_few_experts(row: Mapping[str, Any]) -> dict[str, Any]:
     if count:
         config |= {key: CHECKED_EXPERTS for key in EXPERT_KEYS if key in config}
         config |= {"num_experts_per_tok": 1, "n_group": 1, "topk_group": 1}
-        if "top_k_experts" in config:
-            config["top_k_experts"] = 1
+        own_names = {"top_k_experts", "num_experts_per_token"}
+        config |= dict.fromkeys(own_names & config.keys(), 1)
     return {**row, "config": config, "tensors": patterns}
 
 

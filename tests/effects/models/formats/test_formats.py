@@ -31,7 +31,12 @@ from tests.effects.tiny_families import VARIANTS, save
 from tests.effects.tiny_model import read_spec, write_checkpoint
 
 # Sizes that groups of 32 divide.
-WIDE = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
+WIDE = {
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+    "linear_head_dim": 32,
+    "linear_num_heads": 8,
+}
 KINDS = [
     pytest.param(("Qwen2", "plain"), id="Qwen2"),
     *(
@@ -46,6 +51,8 @@ KINDS = [
             ("Cohere", "norms of heads"),
             ("StableLm", "all"),
             ("Falcon", "two norms"),
+            ("KimiLinear", "plain"),
+            ("Jamba", "plain"),
         )
     ),
 ]
@@ -91,8 +98,10 @@ def test_matrices_mean_what_their_writer_meant(
 ) -> None:
     config = VARIANTS[key]
     config = config | {k: v for k, v in WIDE.items() if k in config}
-    if key[0] == "DeepseekV3":
+    if key[0] in ("DeepseekV3", "KimiLinear"):
         config = config | {"kv_lora_rank": 32, "v_head_dim": 16, "q_lora_rank": 32}
+    if key[0] == "Jamba":
+        config = config | {"mamba_dt_rank": 32}
     save(str(tmp_path), key[0], config)
     quantized_folder, copy = quantized(tmp_path, tmp_path, name)
     spec, weights = read(quantized_folder)

@@ -1,0 +1,50 @@
+"""The kernels of recurrent layers in whole models, as on a GPU, by Triton's interpreter:
+logits are those of transformers.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from minfer import kernels
+from minfer.effects.execution.cuda.cuda_attention import CudaCache
+from minfer.effects.models.architecture.batch import BatchRow, make_batch
+from minfer.effects.models.architecture.model import forward
+from minfer.effects.models.checkpoint.checkpoint import load_weights
+from minfer.effects.models.layout.cache_layout import one_group, with_states
+from tests.effects.tiny_families import VARIANTS, save
+from tests.effects.tiny_model import read_spec, state_tables
+
+BLOCK = 4
+# One of each type of recurrent layers.
+KEYS = [
+    ("Qwen3Next", "plain"),
+    ("KimiLinear", "groups"),
+    ("GraniteMoeHybrid", "multipliers"),
+    ("Jamba", "biases"),
+    ("Lfm2", "plain"),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("key", KEYS, ids=" ".join)
+def test_chunks_and_decode_rows_give_transformers_logits(
+    key: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = save(str(tmp_path), key[0], VARIANTS[key])
+    spec = read_spec(tmp_path)
+    weights = load_weights(tmp_path, spec, "float32")
+    layout = with_states(one_group(spec), spec, BLOCK)
+    cache = CudaCache.make(spec, layout, 40, BLOCK, 64, torch.device("cpu"))
+    [state] = state_tables(spec, BLOCK, 20, 1)
+    ids = random.Random(1).choices(range(160), k=30)
+    table, logits = list(range(8)), []
+    monkeypatch.setattr(kernels, "interpreting", True)
+    with torch.inference_mode():
+        for begin, end in ((0, 19), (19, 27), (27, 28), (28, 29), (29, 30)):
+            row = BatchRow(ids[begin:end], begin, table, end - begin, state)
+            logits.append(forward(spec, weights, make_batch([row], BLOCK), cache))
+        expected = theirs(torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(torch.cat(logits), expected, rtol=1e-4, atol=2e-3)
