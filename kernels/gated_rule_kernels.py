@@ -15,6 +15,14 @@ def step_size(raw, bias, low, high):
     return tl.minimum(tl.maximum(step, low), high)
 
 
+@triton.jit
+def _to_next(number, lead, stride):
+    """How far the next input of a row is behind its input `number`."""
+    if lead is None:
+        return 1
+    return stride + tl.where(number == 0, lead, 0)
+
+
 @triton.jit(
     do_not_specialize=["first_page", "first_unit", "first_token", "lead", "stride"]
 )
@@ -106,6 +114,7 @@ def recur(
     heads = tl.num_programs(1)
     out_pointers = out + (token * heads + head) * values + lane
     for number in range(count):
+        ahead = _to_next(number, lead, stride)
         key = tl.load(key_pointers, mask=key_mask, other=0.0).to(tl.float32)
         query = tl.load(query_pointers, mask=key_mask, other=0.0).to(tl.float32)
         value = tl.load(value_pointers, mask=mask, other=0.0).to(tl.float32)
@@ -127,20 +136,15 @@ def recur(
         else:
             strength = activated(tl.load(beta).to(tl.float32), "sigmoid")
             new = (value - tl.sum(state * key[:, None], 0)) * strength
+            beta += ahead * beta_stride
         state += key[:, None] * new[None, :]
         result += new * tl.sum(key * query, 0)
         if skip is not None:
             result += value * tl.load(skip + head)
         tl.store(out_pointers, result, mask=mask)
-        ahead = 1
-        if lead is not None:
-            ahead = tl.where(number == 0, lead + stride, stride).to(tl.int64)
         key_pointers += ahead * k_stride
         query_pointers += ahead * q_stride
         value_pointers += ahead * v_stride
         raw_pointers += ahead * raw_stride
         out_pointers += ahead * heads * values
-        if beta is not None:
-            beta += ahead * beta_stride
-    if writes:
-        tl.store(state_pointers, state, mask=state_mask)
+    tl.store(state_pointers, state, mask=state_mask & writes)
