@@ -18,9 +18,10 @@ def step_size(raw, bias, low, high):
 @triton.jit
 def _to_next(number, lead, stride):
     """How far the next input of a row is behind its input `number`."""
-    if lead is None:
-        return 1
-    return stride + tl.where(number == 0, lead, 0)
+    ahead = 1
+    if lead is not None:
+        ahead = stride + tl.where(number == 0, lead, 0)
+    return ahead
 
 
 @triton.jit(

@@ -5,7 +5,6 @@ from attrs import evolve
 from minfer.effects.models.architecture.kv_format import AUTO
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.setup.engine_args import EngineArgs
-from minfer.effects.setup.speculation_settings import SpeculativeConfig
 from minfer.values.checks import ConfigError
 
 
@@ -23,20 +22,13 @@ def with_state_dtype(spec: ModelSpec, name: str) -> ModelSpec:
     return evolve(spec, state_dtype=name)
 
 
-def check_recurrent_layers(
-    args: EngineArgs, spec: ModelSpec, speculative: SpeculativeConfig | None
-) -> None:
+def check_recurrent_layers(args: EngineArgs, spec: ModelSpec) -> None:
     """Refuse settings that are not supported beside recurrent layers. Raises
     ConfigError.
     """
     if not spec.has_states:
         return
     name = spec.family.architecture
-    if speculative is not None:
-        raise ConfigError(
-            f"speculative decoding is not supported yet for {name}, as the states of its "
-            f"recurrent layers take no drafts; leave speculative_config out"
-        )
     if args.pipeline_parallel_size > 1:
         raise ConfigError(
             f"{name} cannot be divided into stages yet, as it has recurrent layers; use "
