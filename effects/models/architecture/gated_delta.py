@@ -150,6 +150,11 @@ class GatedDelta:
         heads = StatePart(STATE, self.heads, (self.key_dim, self.value_dim), "state")
         return (conv_state(sum(self.convolved), self.width), heads)
 
+    @property
+    def pending_elements(self) -> int:
+        """Elements that a token of a row with drafts takes until they are accepted."""
+        return sum(self.inputs.outputs) + sum(self.state_gates.outputs)
+
     def activation_bytes(self, element: int) -> int:
         """Returns a token's bytes at its widest place, on a GPU or on the CPU, where the
         rule has its own float32 copies of each head's query, key and value; `element` is

@@ -160,6 +160,11 @@ class Mamba2:
         heads = StatePart(STATE, self.heads, (self.state_size, self.head_dim), "state")
         return (conv_state(sum(self.convolved), self.width), heads)
 
+    @property
+    def pending_elements(self) -> int:
+        """Elements that a token of a row with drafts takes until they are accepted."""
+        return sum(self.inputs.outputs)
+
     def activation_bytes(self, element: int) -> int:
         """Returns a token's bytes at its widest place, on a GPU or on the CPU, where the
         rule has its own float32 copies of each head's B, C and input; `element` is the

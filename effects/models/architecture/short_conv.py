@@ -104,6 +104,11 @@ class ShortConv:
         """What it keeps of a sequence."""
         return (conv_state(self.channels, self.width),)
 
+    @property
+    def pending_elements(self) -> int:
+        """Elements that a token of a row with drafts takes until they are accepted."""
+        return self.channels
+
     def activation_bytes(self, element: int) -> int:
         """Returns a token's bytes at its widest place, on a GPU or on the CPU, where the
         convolution has its own float32 copies; `element` is the bytes of an element of
