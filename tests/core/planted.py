@@ -1160,10 +1160,10 @@ BUGS: Final = (
     Bug(
         "state saved at a position that drafts made uncertain",
         "a kind: the state after rejected drafts is kept as that of accepted ones",
-        "planning/saves.py",
-        "add_saves",
-        "scheduled[i] == states.save_at and run.run_ids[i] not in drafting",
-        "scheduled[i] == states.save_at",
+        "planning/plan_drafts.py",
+        "_candidates",
+        "1 + config.depth",
+        "2",
     ),
     Bug(
         "row restarts in place with a state that ran on",

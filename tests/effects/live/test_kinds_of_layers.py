@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from attrs import evolve
 
 from minfer import LLM, RequestOutput, SamplingParams, StructuredOutputs
 from minfer.effects.setup.engine_args import EngineArgs
@@ -74,8 +75,7 @@ CASES: Final[dict[str, dict[str, Any]]] = {
         **TIGHT,
     },
 }
-# Of recurrent layers, whose states drafts must not change: in a pool for three sequences,
-# of any length. (Host memory is refused beside a draft model.)
+# Of recurrent layers, whose states drafts must not change: in a pool for few of them. (Host memory is refused beside a draft model.)
 TOGETHER: Final[dict[str, Any]] = {
     "enable_prefix_caching": True,
     "max_num_batched_tokens": 16,
@@ -109,14 +109,15 @@ PROMPTS: Final = [
     "for i in range(3): print(i)",
     f"{SHARED}{SHARED[:20]}",
 ]
+REPEATING: Final[dict[str, Any]] = {"allowed_token_ids": [65, 66]}
 # What is asked, in turn: greedily, with a seed, three samples, a grammar.
 ASKED: Final[list[dict[str, Any]]] = [
     {"temperature": 0},
     {"temperature": 1, "seed": 3},
     {"temperature": 0.8, "top_p": 0.9, "seed": 5, "n": 3},
-    {"temperature": 0, "allowed_token_ids": [65, 66]},  # so that texts repeat
+    {"temperature": 0, **REPEATING},
     {"temperature": 0.7, "seed": 7, "structured_outputs": StructuredOutputs(json=SCHEMA)},
-    {"temperature": 0, "n": 3},
+    {"temperature": 0, "n": 3, **REPEATING},
 ]
 Made = list[list[tuple[int, ...]]]
 
@@ -151,7 +152,7 @@ def plain(folder_of: Callable[[str], Path]) -> Callable[[str], Made]:
         samples are all the same, so one is made.
         """
         params = asked()
-        params[-1] = SamplingParams(temperature=0, max_tokens=24)
+        params[-1] = evolve(params[-1], n=1)
         with LLM(model=str(folder_of(kind)), steps_in_flight=1, **PLAIN) as llm:
             outputs = [
                 tokens(llm.generate([prompt], [param], use_tqdm=False))[0]
@@ -182,7 +183,6 @@ def happened(kind: str, case: str, passes: list[list[RequestOutput]]) -> bool:
     if kind in RECURRENT and case in HYBRID_CASES:
         hits = sum(output.num_cached_tokens for output in passes[1])
         preemptions = sum(metrics.preemptions for metrics in all_metrics)
-        print(kind, case, drafts, accepted, hits, preemptions)
         return 0 < accepted < drafts and hits > 0 and preemptions > 0
     return "draft" not in case or accepted > 0
 
@@ -223,7 +223,8 @@ def test_outputs_are_those_of_a_plain_run(
     cases = CASES | (HYBRID_CASES if kind in RECURRENT else {})
     settings = {**PLAIN, **cases[case], "model": str(folder_of(kind))}
     if kind in RECURRENT and case in HYBRID_CASES:
-        settings["num_gpu_blocks_override"] = 3 * sequence_pages(kind, folder_of)
+        sequences = 4 if case == WITH_MODEL else 3
+        settings["num_gpu_blocks_override"] = sequences * sequence_pages(kind, folder_of)
     if "draft model" in case:
         drafts = cases[case]["speculative_config"]
         drafter = "dense" if kind in RECURRENT else kind
