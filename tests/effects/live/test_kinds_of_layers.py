@@ -75,7 +75,8 @@ CASES: Final[dict[str, dict[str, Any]]] = {
         **TIGHT,
     },
 }
-# Of recurrent layers, whose states drafts must not change: in a pool for few of them. (Host memory is refused beside a draft model.)
+# Of recurrent layers, whose states drafts must not change: in a pool for few sequences.
+# (Host memory is refused beside a draft model.)
 TOGETHER: Final[dict[str, Any]] = {
     "enable_prefix_caching": True,
     "max_num_batched_tokens": 16,
