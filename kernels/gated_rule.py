@@ -49,7 +49,7 @@ def gated_rule(
     scale: float = 1.0,
 ) -> Tensor:
     """Returns o [tokens, heads, V] of each token, in the dtype of `v`; updates the states
-    of the rows.
+    of the rows, but for those with drafts.
 
     `q` and `k` [tokens, key heads, K]: head h reads key head h // (heads / key heads).
     `v` [tokens, heads, V]. Heads of a token are contiguous; the strides of tokens may be
@@ -91,7 +91,8 @@ def _reference(rule: RuleArguments) -> Tensor:
             new = new * strengths[token]
             state.addcmul_(key[token][..., None], new[:, :, None])
             out[token] = torch.einsum("nhkv,nhk->nhv", state, query[token])
-        scatter_states(units, work.table, spans.rows, state)
+        if spans.writes:
+            scatter_states(units, work.table, spans.rows, state)
     if skip is not None:
         out += value * skip[:, None]
     return out.to(v.dtype)

@@ -15,7 +15,18 @@ def step_size(raw, bias, low, high):
     return tl.minimum(tl.maximum(step, low), high)
 
 
-@triton.jit(do_not_specialize=["first_page", "first_unit"])
+@triton.jit
+def to_next(number, lead, stride):
+    """How far the next input of a row is behind its input `number`."""
+    ahead = 1
+    if lead is not None:
+        ahead = stride + tl.where(number == 0, lead, 0)
+    return ahead
+
+
+@triton.jit(
+    do_not_specialize=["first_page", "first_unit", "first_token", "lead", "stride"]
+)
 def recur(
     q,
     k,
@@ -42,10 +53,14 @@ def recur(
     first_page,
     first_unit,
     per_page,
+    first_token,
+    lead,
+    stride,
     low,
     high,
     l2_eps,
     scale,
+    writes: tl.constexpr,
     shared: tl.constexpr,
     keys: tl.constexpr,
     values: tl.constexpr,
@@ -54,7 +69,8 @@ def recur(
     by_channel: tl.constexpr,
 ):
     """Grid [tiles of a head's values, heads, rows]: a program has `tile` columns of a
-    state. Without `counts`, a row has one token, of its number.
+    state. Without `counts`, a row has one token, `first_token` and its number. With
+    `lead` and `stride`, inputs are spaced as `DraftSpacing` says.
 
     Both products of the state precede the update, so that they are reduced together: the
     output is S^T q + u (k . q) of the decayed state S before it.
@@ -71,7 +87,7 @@ def recur(
     else:
         shift = tl.load(bias + head)
     follow()
-    token = row.to(tl.int64)
+    token = row.to(tl.int64) + first_token
     count = 1
     if counts is not None:
         token = tl.load(offsets + row).to(tl.int64)
@@ -98,7 +114,8 @@ def recur(
         beta += token * beta_stride + head
     heads = tl.num_programs(1)
     out_pointers = out + (token * heads + head) * values + lane
-    for _ in range(count):
+    for number in range(count):
+        ahead = to_next(number, lead, stride)
         key = tl.load(key_pointers, mask=key_mask, other=0.0).to(tl.float32)
         query = tl.load(query_pointers, mask=key_mask, other=0.0).to(tl.float32)
         value = tl.load(value_pointers, mask=mask, other=0.0).to(tl.float32)
@@ -120,15 +137,15 @@ def recur(
         else:
             strength = activated(tl.load(beta).to(tl.float32), "sigmoid")
             new = (value - tl.sum(state * key[:, None], 0)) * strength
-            beta += beta_stride
+            beta += ahead * beta_stride
         state += key[:, None] * new[None, :]
         result += new * tl.sum(key * query, 0)
         if skip is not None:
             result += value * tl.load(skip + head)
         tl.store(out_pointers, result, mask=mask)
-        key_pointers += k_stride
-        query_pointers += q_stride
-        value_pointers += v_stride
-        raw_pointers += raw_stride
-        out_pointers += heads * values
-    tl.store(state_pointers, state, mask=state_mask)
+        key_pointers += ahead * k_stride
+        query_pointers += ahead * q_stride
+        value_pointers += ahead * v_stride
+        raw_pointers += ahead * raw_stride
+        out_pointers += ahead * heads * values
+    tl.store(state_pointers, state, mask=state_mask & writes)

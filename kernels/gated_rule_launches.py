@@ -29,23 +29,25 @@ BLOCK_TYPES: Final = (torch.bfloat16, torch.float16)
 
 def launch(rule: RuleArguments, out: Tensor) -> None:
     """Launch the rule of decode rows, and of chunks, into `out`."""
-    chunks = rule.work.chunks
     if len(rule.work.rows):
-        _launch_tokens(rule, out, None)
-    if chunks is None:
-        return
-    if chunks.longest > MAX_RECURRENT_TOKENS and rule.v.dtype in BLOCK_TYPES:
-        _launch_blocks(rule, out, chunks)
-    else:
-        _launch_tokens(rule, out, chunks)
+        _launch_tokens(rule, out, None, writes=True)
+    for chunks, writes in rule.work.all_chunks:
+        is_long = chunks.longest > MAX_RECURRENT_TOKENS and chunks.spacing is None
+        if is_long and rule.v.dtype in BLOCK_TYPES:
+            _launch_blocks(rule, out, chunks)
+        else:
+            _launch_tokens(rule, out, chunks, writes=writes)
 
 
-def _launch_tokens(rule: RuleArguments, out: Tensor, chunks: StateChunks | None) -> None:
+def _launch_tokens(
+    rule: RuleArguments, out: Tensor, chunks: StateChunks | None, *, writes: bool
+) -> None:
     """Launch the rule of decode rows, or of chunks token by token."""
     heads, values = rule.v.shape[1:]
     keys = rule.k.shape[2]
     tune = decode_tune(values)
     rows = rule.work if chunks is None else chunks
+    spacing = None if chunks is None else chunks.spacing
     recur[triton.cdiv(values, tune.columns), heads, len(rows.rows)](
         **_gates(rule),
         **_states(rule),
@@ -54,6 +56,10 @@ def _launch_tokens(rule: RuleArguments, out: Tensor, chunks: StateChunks | None)
         starts=rows.starts,
         counts=None if chunks is None else chunks.counts,
         offsets=None if chunks is None else chunks.offsets,
+        first_token=rule.work.first_token if chunks is None else 0,
+        lead=None if spacing is None else spacing.lead,
+        stride=None if spacing is None else spacing.stride,
+        writes=writes,
         q=rule.q,
         k=rule.k,
         q_stride=rule.q.stride(0),

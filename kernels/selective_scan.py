@@ -36,7 +36,7 @@ def selective_scan(
     work: StateWork,
 ) -> Tensor:
     """Returns y [tokens, channels] of each token, in the dtype of `x`; updates the states
-    of the rows.
+    of the rows, but for those with drafts.
 
     `x`, `raw` (of steps) and `gate` [tokens, channels], `b` and `c` [tokens, N]: rows
     contiguous, their strides may be larger. A unit of the state is [N, channels of a
@@ -70,6 +70,8 @@ def _reference(scan: ScanArguments) -> Tensor:
             state *= (-rates * step[:, None]).exp()
             state.addcmul_(written[token][..., None], (step * inputs[token])[:, None])
             out[token] = torch.einsum("snc,sn->sc", state, read[token])
+        if not spans.writes:
+            continue
         states = state.view(*state.shape[:2], units.units, -1).transpose(1, 2)
         scatter_states(units, work.table, spans.rows, states)
     return ((out + inputs * weights.skip) * F.silu(gate.float())).to(x.dtype)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minfer.kernels.gated_rule_kernels import step_size
+from minfer.kernels.gated_rule_kernels import step_size, to_next
 from minfer.kernels.head_gates import activated
 from minfer.kernels.pdl import early, follow
 from minfer.kernels.scan_arguments import ScanArguments
@@ -19,7 +19,9 @@ CHANNELS: Final = 64
 WARPS: Final = 4
 
 
-@triton.jit(do_not_specialize=["first_page", "first_unit"])
+@triton.jit(
+    do_not_specialize=["first_page", "first_unit", "first_token", "lead", "stride"]
+)
 def _scan(
     x,
     raw,
@@ -46,14 +48,19 @@ def _scan(
     first_page,
     first_unit,
     per_page,
+    first_token,
+    lead,
+    stride,
     channels,
+    writes: tl.constexpr,
     unit: tl.constexpr,
     size: tl.constexpr,
     pad: tl.constexpr,
     tile: tl.constexpr,
 ):
     """Grid [tiles of channels, rows]. `unit` is the channels of a unit, `size` the
-    numbers of a channel. Without `counts`, a row has one token, of its number.
+    numbers of a channel. Without `counts`, a row has one token, `first_token` and its
+    number. With `lead` and `stride`, inputs are spaced as `DraftSpacing` says.
     """
     row = tl.program_id(1)
     channel = tl.program_id(0) * tile + tl.arange(0, tile)
@@ -66,7 +73,7 @@ def _scan(
     shift = tl.load(bias + channel, mask=mask, other=0.0)
     factor = tl.load(skip + channel, mask=mask, other=0.0)
     follow()
-    token = row.to(tl.int64)
+    token = row.to(tl.int64) + first_token
     count = 1
     if counts is not None:
         token = tl.load(offsets + row).to(tl.int64)
@@ -93,7 +100,8 @@ def _scan(
     b += token * b_stride + lane
     c += token * c_stride + lane
     out += token * channels + channel
-    for _ in range(count):
+    for number in range(count):
+        ahead = to_next(number, lead, stride)
         value = tl.load(x, mask=mask, other=0.0).to(tl.float32)
         step = step_size(tl.load(raw, mask=mask, other=0.0), shift, 0.0, float("inf"))
         written = tl.load(b, mask=lane_mask, other=0.0).to(tl.float32)
@@ -104,13 +112,13 @@ def _scan(
         gates = tl.load(gate, mask=mask, other=0.0).to(tl.float32)
         result *= gates * activated(gates, "sigmoid")
         tl.store(out, result, mask=mask)
-        x += x_stride
-        raw += raw_stride
-        gate += gate_stride
-        b += b_stride
-        c += c_stride
-        out += channels
-    tl.store(state_pointers, state, mask=state_mask)
+        x += ahead * x_stride
+        raw += ahead * raw_stride
+        gate += ahead * gate_stride
+        b += ahead * b_stride
+        c += ahead * c_stride
+        out += ahead * channels
+    tl.store(state_pointers, state, mask=state_mask & writes)
 
 
 def launch(scan: ScanArguments, out: Tensor) -> None:
@@ -149,15 +157,21 @@ def launch(scan: ScanArguments, out: Tensor) -> None:
         "launch_pdl": early(x),
     }
     if len(work.rows):
-        _launch_rows(arguments, work, None)
-    if work.chunks is not None:
-        _launch_rows(arguments, work.chunks, work.chunks)
+        _launch_rows(arguments, work, None, writes=True)
+    for chunks, writes in work.all_chunks:
+        _launch_rows(arguments, work, chunks, writes=writes)
 
 
 def _launch_rows(
-    arguments: dict[str, Any], rows: StateWork | StateChunks, chunks: StateChunks | None
+    arguments: dict[str, Any],
+    work: StateWork,
+    chunks: StateChunks | None,
+    *,
+    writes: bool,
 ) -> None:
-    """Launch the scan of decode rows, or of chunks."""
+    """Launch the scan of decode rows, or of rows of several inputs."""
+    rows = work if chunks is None else chunks
+    spacing = None if chunks is None else chunks.spacing
     tiles = triton.cdiv(arguments["channels"], CHANNELS)
     _scan[tiles, len(rows.rows)](
         **arguments,
@@ -165,4 +179,8 @@ def _launch_rows(
         starts=rows.starts,
         counts=None if chunks is None else chunks.counts,
         offsets=None if chunks is None else chunks.offsets,
+        first_token=work.first_token if chunks is None else 0,
+        lead=None if spacing is None else spacing.lead,
+        stride=None if spacing is None else spacing.stride,
+        writes=writes,
     )

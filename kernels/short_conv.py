@@ -23,7 +23,7 @@ def short_conv(
 ) -> Tensor:
     """Returns activation(bias + sum_j weight[:, j] * x[t - width + 1 + j]) of each token
     t, [tokens, channels], over the inputs of its row; writes each row's last width - 1
-    inputs to its state.
+    inputs to its state, but for rows with drafts.
 
     `x` [tokens, channels], channels contiguous. `weight` [channels, width], contiguous,
     of a width of 2 or more. `bias` [channels]. A unit of a state is [width - 1, channels
@@ -62,6 +62,8 @@ def _reference(
         if activation == "silu":
             convolved = F.silu(convolved)
         out[spans.tokens] = convolved.to(x.dtype)
+        if not spans.writes:
+            continue
         last = inputs[:, spans.tokens.shape[1] :]
         by_unit = last.view(*last.shape[:2], units.units, -1).transpose(1, 2)
         scatter_states(units, work.table, spans.rows, by_unit)

@@ -28,7 +28,7 @@ def _activated(x, silu: tl.constexpr):
     return x
 
 
-@triton.jit(do_not_specialize=["first_page", "first_unit"])
+@triton.jit(do_not_specialize=["first_page", "first_unit", "first_token"])
 def _decode(
     x,
     weight,
@@ -45,6 +45,7 @@ def _decode(
     first_unit,
     per_page,
     channels,
+    first_token,
     units,
     unit: tl.constexpr,
     width: tl.constexpr,
@@ -53,7 +54,8 @@ def _decode(
     pad: tl.constexpr,
 ):
     """Grid [rows, units / height]. `unit` is the channels of a unit."""
-    token = tl.program_id(0).to(tl.int64)
+    number = tl.program_id(0)
+    token = number.to(tl.int64) + first_token
     index = tl.program_id(1) * height + tl.arange(0, height)[:, None]
     lane = tl.arange(0, pad)[None, :]
     channel = index * unit + lane
@@ -64,8 +66,8 @@ def _decode(
     if bias is not None:
         total += tl.load(bias + channel, mask=mask, other=0.0)
     follow()
-    row = tl.load(rows + token).to(tl.int64)
-    is_old = mask & (lane < tl.where(tl.load(starts + token) != 0, unit, 0))
+    row = tl.load(rows + number).to(tl.int64)
+    is_old = mask & (lane < tl.where(tl.load(starts + number) != 0, unit, 0))
     state = unit_pointers(
         pages,
         page_stride,
@@ -89,7 +91,16 @@ def _decode(
     tl.store(out + token * channels + channel, _activated(total, silu), mask=mask)
 
 
-@triton.jit(do_not_specialize=["first_page", "first_unit", "chunks"])
+@triton.jit
+def _place(number, lead, stride):
+    """The place of a chunk's inputs of these numbers, behind its first input."""
+    place = number.to(tl.int64)
+    if lead is not None:
+        place = place * stride + tl.where(number > 0, lead, 0)
+    return place
+
+
+@triton.jit(do_not_specialize=["first_page", "first_unit", "chunks", "lead", "stride"])
 def _convolve(
     x,
     weight,
@@ -109,6 +120,9 @@ def _convolve(
     per_page,
     channels,
     chunks,
+    lead,
+    stride,
+    writes: tl.constexpr,
     unit: tl.constexpr,
     width: tl.constexpr,
     silu: tl.constexpr,
@@ -117,7 +131,8 @@ def _convolve(
     pad: tl.constexpr,
 ):
     """Grid [blocks of tokens, tiles of channels]. The program of a chunk's first block,
-    which alone reads the state, writes it too.
+    which alone reads the state, writes it too. With `lead` and `stride`, inputs are
+    spaced as `DraftSpacing` says.
     """
     follow()
     chunk, number = find_block(counts, chunks, tl.program_id(0), block, pad)
@@ -149,7 +164,9 @@ def _convolve(
         source = (token + (line - newest))[:, None]
         is_input = (source >= 0) & (source < count) & mask[None, :]
         value = tl.load(
-            inputs[None, :] + source.to(tl.int64) * x_stride, mask=is_input, other=0.0
+            inputs[None, :] + _place(source, lead, stride) * x_stride,
+            mask=is_input,
+            other=0.0,
         ).to(tl.float32)
         if line < newest:
             is_before = (source < 0) & is_old[None, :]  # in the first block only
@@ -158,18 +175,20 @@ def _convolve(
             ).to(tl.float32)
         factor = tl.load(weight + channel * width + line, mask=mask, other=0.0)
         total += value * factor[None, :]
-    out_rows = tl.load(offsets + chunk) + token.to(tl.int64)
+    out_rows = tl.load(offsets + chunk) + _place(token, lead, stride)
     tl.store(
         out + out_rows[:, None] * channels + channel[None, :],
         _activated(total, silu),
         mask=(token < count)[:, None] & mask[None, :],
     )
-    if number == 0:
+    if writes and number == 0:
         tl.debug_barrier()  # all threads have read the state
         for line in tl.static_range(newest):
             kept_token = count - newest + line
             if kept_token >= 0:
-                kept = tl.load(inputs + kept_token.to(tl.int64) * x_stride, mask=mask)
+                kept = tl.load(
+                    inputs + _place(kept_token, lead, stride) * x_stride, mask=mask
+                )
             else:
                 before = state + (line + count) * unit
                 kept = tl.load(before, mask=is_old, other=0.0).to(x.dtype.element_ty)
@@ -214,19 +233,25 @@ def launch(
             **arguments,
             rows=work.rows,
             starts=work.starts,
+            first_token=work.first_token,
             units=units.units,
             height=height,
             pad=pad,
         )
-    if work.chunks is not None:
-        _launch_chunks(arguments, work.chunks, tokens, channels)
+    for chunks, writes in work.all_chunks:
+        _launch_chunks(arguments, chunks, tokens, channels, writes=writes)
 
 
 def _launch_chunks(
-    arguments: dict[str, Any], chunks: StateChunks, tokens: int, channels: int
+    arguments: dict[str, Any],
+    chunks: StateChunks,
+    tokens: int,
+    channels: int,
+    *,
+    writes: bool,
 ) -> None:
     """Launch the convolution of chunks."""
-    count = len(chunks.rows)
+    count, spacing = len(chunks.rows), chunks.spacing
     grid = most_blocks(tokens, count, CHUNK_TOKENS), triton.cdiv(channels, CHUNK_CHANNELS)
     _convolve[grid](
         **arguments,
@@ -235,6 +260,9 @@ def _launch_chunks(
         counts=chunks.counts,
         offsets=chunks.offsets,
         chunks=count,
+        lead=None if spacing is None else spacing.lead,
+        stride=None if spacing is None else spacing.stride,
+        writes=writes,
         tile=CHUNK_CHANNELS,
         block=CHUNK_TOKENS,
         pad=triton.next_power_of_2(count),

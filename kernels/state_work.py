@@ -2,13 +2,32 @@
 
 Tokens are packed as for attention: first the rows of one input each, then chunks of
 several inputs of a row.
+
+Theory of drafts. A state that took in a rejected draft cannot be undone. So a step reads
+the states of rows with drafts and does not write them. Once it is known which drafts are
+accepted, in the same step, the states are moved on by the accepted inputs alone: the
+kernels run again, over the layer's own inputs, which were kept (`accepted_work`). No
+product is computed twice, and between steps a state has exactly the inputs of its row.
+Such a step reads the states of these rows twice and writes them once; one state for each
+draft would be written as often as there are inputs, in as much more memory.
 """
 
 from collections.abc import Iterator
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
+
+
+@frozen
+class DraftSpacing:
+    """Where the inputs of a row with drafts are: the first at its offset, and input i
+    behind that at offset + lead + i * stride, as drafts come behind all decode rows, a
+    line of rows for each place.
+    """
+
+    lead: int
+    stride: int
 
 
 @frozen(eq=False)
@@ -22,37 +41,58 @@ class StateChunks:
     counts: Tensor  # inputs
     offsets: Tensor  # of the first input among the packed tokens
     longest: int  # the largest possible count
+    spacing: DraftSpacing | None = None  # None: inputs follow one another
+
+    def places(self, offset: int, count: int) -> Tensor:
+        """Returns the places of a chunk's inputs among the packed tokens, [count]."""
+        numbers = torch.arange(count, device=self.rows.device)
+        if self.spacing is None:
+            return offset + numbers
+        behind = (numbers > 0) * self.spacing.lead
+        return offset + behind + numbers * self.spacing.stride
 
 
 @frozen(eq=False)
 class StateWork:
     """The rows of a step, whose states are read, updated by the step's inputs and written
-    back. A row has one line here, and no two rows share a page.
+    back. A row has one line here, and no two rows share a page, but for padding.
     """
 
     table: Tensor  # [table rows, pages of a state] int32: page ids
     rows: Tensor  # [decode] int32: rows of the table that the first tokens belong to
     starts: Tensor  # [decode] int32: their positions; 0: the state is zero
     chunks: StateChunks | None  # the other tokens
+    # Rows with drafts, whose states are read and not written
+    drafted: StateChunks | None = None
+    first_token: int = 0  # the packed token of the first decode row
+
+    @property
+    def all_chunks(self) -> Iterator[tuple[StateChunks, bool]]:
+        """Rows of several inputs, and whether their states are written."""
+        if self.drafted is not None:
+            yield self.drafted, False
+        if self.chunks is not None:
+            yield self.chunks, True
+
+    def accepted_work(self, counts: Tensor) -> "StateWork":
+        """Returns the work that moves the states of rows with drafts on, by their first
+        `counts` inputs [drafted] int32.
+        """
+        if self.drafted is None:
+            raise ValueError("no row of this step has drafts")
+        chunks = evolve(self.drafted, counts=counts)
+        return StateWork(self.table, self.rows[:0], self.starts[:0], chunks)
 
     def spans(self) -> Iterator["RowSpans"]:
         """Yields the decode rows, then each chunk that is not padding. Synchronises:
         for references only.
         """
-        count = len(self.rows)
-        if count:
-            tokens = torch.arange(count, device=self.rows.device)[:, None]
-            yield RowSpans(rows=self.rows, is_new=self.starts == 0, tokens=tokens)
-        if self.chunks is None:
-            return
-        columns = self.chunks.rows, self.chunks.starts
-        for i, (count, offset) in enumerate(
-            zip(self.chunks.counts.tolist(), self.chunks.offsets.tolist(), strict=True)
-        ):
-            if count:
-                rows, starts = (column[i : i + 1] for column in columns)
-                tokens = torch.arange(offset, offset + count, device=rows.device)[None]
-                yield RowSpans(rows=rows, is_new=starts == 0, tokens=tokens)
+        if count := len(self.rows):
+            tokens = torch.arange(count, device=self.rows.device) + self.first_token
+            is_new = self.starts == 0
+            yield RowSpans(rows=self.rows, is_new=is_new, tokens=tokens[:, None])
+        for chunks, writes in self.all_chunks:
+            yield from _chunk_spans(chunks, writes=writes)
 
 
 @frozen(eq=False)
@@ -62,3 +102,17 @@ class RowSpans:
     rows: Tensor  # [n] of the table
     is_new: Tensor  # [n] bool: whether a row's first input is at position 0
     tokens: Tensor  # [n, count]: the places of its inputs among the packed tokens
+    writes: bool = True  # the states
+
+
+def _chunk_spans(chunks: StateChunks, *, writes: bool) -> Iterator[RowSpans]:
+    """Yields each chunk that is not padding. Synchronises."""
+    lines = zip(chunks.counts.tolist(), chunks.offsets.tolist(), strict=True)
+    for i, (count, offset) in enumerate(lines):
+        if count:
+            yield RowSpans(
+                rows=chunks.rows[i : i + 1],
+                is_new=chunks.starts[i : i + 1] == 0,
+                tokens=chunks.places(offset, count)[None],
+                writes=writes,
+            )

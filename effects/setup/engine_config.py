@@ -15,6 +15,7 @@ from minfer.effects.models.ranks import RankInfo
 from minfer.effects.setup.device import DeviceInfo
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.option_values import resolve_policy
+from minfer.effects.setup.recurrent_layers import state_keeping
 from minfer.effects.setup.speculation_settings import SpeculativeConfig
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.speculation import DEVICE
@@ -47,6 +48,7 @@ def engine_config(
             f"made for (max_position_embeddings in {config_path(folder)}); lower it"
         )
     groups = _groups(args, spec, speculative)
+    speculation = None if speculative is None else speculative.speculation
     return EngineConfig(
         # Until the memory plan sets it: a block, and a state if there is one.
         num_blocks=sum(group.pages for group in groups),
@@ -61,8 +63,9 @@ def engine_config(
         late_masks=True,
         scored_cost=SCORED_COST[device.kind],
         policy=resolve_policy(args.scheduling_policy),
-        speculation=None if speculative is None else speculative.speculation,
+        speculation=speculation,
         groups=groups,
+        states=state_keeping(spec, args.block_size, speculation),
     )
 
 

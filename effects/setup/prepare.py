@@ -135,7 +135,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
     if device.kind == "cuda":
         check_kernels(spec, folder)
     speculative = speculative_config(args.speculative_config)
-    check_recurrent_layers(args, spec, speculative)
+    check_recurrent_layers(args, spec)
     if limit is None and args.executor == "torch":
         limit = usable_memory(device, args.gpu_memory_utilization)
     if device.kind == "cpu" and limit is not None:

@@ -1,12 +1,20 @@
 """Settings of models with recurrent layers, and what is refused beside these."""
 
+from math import ceil
+from typing import Final
+
 from attrs import evolve
 
 from minfer.effects.models.architecture.kv_format import AUTO
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.setup.engine_args import EngineArgs
-from minfer.effects.setup.speculation_settings import SpeculativeConfig
+from minfer.records.speculation import DEVICE, Speculation
+from minfer.records.state_keeping import StateKeeping
 from minfer.values.checks import ConfigError
+
+# Of states that are saved in decode beside a draft model: 4 tokens of 256 have no drafts
+# with two steps in flight.
+DRAFTED_STRIDE_TOKENS: Final = 256
 
 
 def with_state_dtype(spec: ModelSpec, name: str) -> ModelSpec:
@@ -23,20 +31,24 @@ def with_state_dtype(spec: ModelSpec, name: str) -> ModelSpec:
     return evolve(spec, state_dtype=name)
 
 
-def check_recurrent_layers(
-    args: EngineArgs, spec: ModelSpec, speculative: SpeculativeConfig | None
-) -> None:
+def state_keeping(
+    spec: ModelSpec, block_size: int, speculation: Speculation | None
+) -> StateKeeping:
+    """Returns which states are kept. With a draft model the last few tokens before a
+    state is saved in decode have no drafts, so that happens less often.
+    """
+    if not spec.has_states or speculation is None or speculation.drafter != DEVICE:
+        return StateKeeping()
+    return StateKeeping(decode_stride_blocks=ceil(DRAFTED_STRIDE_TOKENS / block_size))
+
+
+def check_recurrent_layers(args: EngineArgs, spec: ModelSpec) -> None:
     """Refuse settings that are not supported beside recurrent layers. Raises
     ConfigError.
     """
     if not spec.has_states:
         return
     name = spec.family.architecture
-    if speculative is not None:
-        raise ConfigError(
-            f"speculative decoding is not supported yet for {name}, as the states of its "
-            f"recurrent layers take no drafts; leave speculative_config out"
-        )
     if args.pipeline_parallel_size > 1:
         raise ConfigError(
             f"{name} cannot be divided into stages yet, as it has recurrent layers; use "

@@ -44,6 +44,7 @@ from minfer.values.record import evolve
 
 _NOT_PROPOSED: Final = Proposed(-1, ())
 _known, _tokens = attrgetter("known"), attrgetter("tokens")
+_save_at: Final = attrgetter("states.save_at")
 
 
 @frozen
@@ -135,18 +136,31 @@ def _drafters(builder: StepBuilder, spec_config: Speculation) -> Drafters:
         return _NO_DRAFTERS
     if spec_config.drafter == HOST and builder.state.inflight:
         return _NO_DRAFTERS
-    find_drafters = _proposed_for if spec_config.drafter == HOST else _candidates
-    drafters = find_drafters(spec_config, builder.state)
+    if spec_config.drafter == HOST:
+        drafters = _proposed_for(spec_config, builder.state)
+    else:
+        drafters = _candidates(builder.config, spec_config, builder.state)
     out = builder.skipped.union(builder.shares)
     if not out:
         return drafters
     return drafters.only([run.run_ids[i] not in out for i in drafters.at])
 
 
-def _candidates(spec_config: Speculation, state: EngineState) -> Drafters:
+def _candidates(
+    config: EngineConfig, spec_config: Speculation, state: EngineState
+) -> Drafters:
     """The running samples that could have drafts of a draft model."""
     run = state.running
-    left = map(sub, map(sub, run.last_index, run.scheduled), ones(len(run)))
+    left: Iterable[int] = map(
+        sub, map(sub, run.last_index, run.scheduled), ones(len(run))
+    )
+    if config.state_group:
+        # The position at which a state is saved must be known. `scheduled` is the latest
+        # one until all plans with drafts are over, `depth` - 1 plans later; these have
+        # an input each, and the one that ends there has no drafts.
+        ahead = 1 + config.depth
+        save_at = map(_save_at, run.chains)
+        left = map(min, left, map(sub, map(sub, save_at, run.scheduled), repeat(ahead)))
     max_drafts = tuple(map(min, left, repeat(spec_config.drafts)))
     chosen = tuple(map(gt, max_drafts, repeat(0)))
     # else all are decode rows, and none needs a mask from the host
@@ -169,7 +183,7 @@ def _proposed_for(spec_config: Speculation, state: EngineState) -> Drafters:
     left: Iterable[int] = map(sub, run.last_index, run.known)
     if state.blocks.prefix.state_group:
         # A row without drafts reaches the position at which its state is saved.
-        save_at = map(attrgetter("states.save_at"), run.chains)
+        save_at = map(_save_at, run.chains)
         left = map(min, left, map(sub, map(sub, save_at, run.known), ones(len(run))))
     max_drafts = tuple(map(min, map(len, tokens), left, repeat(spec_config.drafts)))
     fresh = map(eq, map(_known, proposed), run.known)

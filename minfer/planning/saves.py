@@ -66,20 +66,19 @@ def add_saves(builder: StepBuilder, plan: Plan, out: list[int]) -> Plan:
     """Add the saves to a plan that has just been built, the last one in flight, of all
     running sequences but those at the positions `out`. Returns the plan with them.
 
-    A row with drafts in this plan, or in one before it, is left out: its position is not
-    known.
+    A row that is due has no drafts in this plan, nor in one before it (`plan_drafts.py`):
+    its position is known.
     """
     config, state = builder.config, builder.state
     run, scheduled = state.running, state.running.scheduled
     due = [*compress(range(len(run)), map(ge, scheduled, map(_save_at, run.chains)))]
     if not due:
         return plan
-    drafting = _drafting(state)
     taker, saves, chains = _PageTaker(config, state), list[SaveState](), {}
     for i in due:
         states = run.chains[i].states
         pages: Pages = ()
-        if scheduled[i] == states.save_at and run.run_ids[i] not in drafting:
+        if scheduled[i] == states.save_at:
             pages = taker.take(states)
         if pages:
             saves.append(SaveState(i - bisect_left(out, i), pages))
@@ -103,11 +102,6 @@ def add_saves(builder: StepBuilder, plan: Plan, out: list[int]) -> Plan:
         inflight=(*state.inflight[:-1], plan),
     )
     return plan
-
-
-def _drafting(state: EngineState) -> set[int]:
-    """The generations with drafts in flight."""
-    return {plan.run_ids[draft.index] for plan in state.inflight for draft in plan.drafts}
 
 
 class _PageTaker:

@@ -51,7 +51,8 @@ is 1 more
   block size. It is exact: such a row has no drafts, and no plan in flight may yield less
   for it than its most.
 - Of a row in `drafts`, the working state after the step is that after its accepted
-  inputs, and after no rejected one: it cannot be overwritten by position.
+  inputs, and after no rejected one: it cannot be overwritten by position. That is before
+  `saves`, and before the next plan.
 - A failure is reported once, for the earliest plan that failed, and after it no plan that
   had been handed over may touch the cache any more.
 """

@@ -226,12 +226,21 @@ def _possible_drafts(
         if host_drafts(config):
             max_drafts = _num_proposed(config, spec_config, account)
         else:
-            max_drafts = min(spec_config.drafts, account.last_index - seat.scheduled - 1)
+            end = _end_of_drafts(config, seat)
+            max_drafts = min(spec_config.drafts, end - seat.scheduled - 1)
             max_drafts = max(0, max_drafts) * _may_draft(spec_config, account)
         counts[index] = min(left, max_drafts)
         left -= counts[index]
     deepest = room // max(1, sum(map(bool, counts.values())))
     return {index: min(count, deepest) for index, count in counts.items()}
+
+
+def _end_of_drafts(config: EngineConfig, seat: Seat) -> int:
+    """The last position of a row's drafts: steps without drafts lead to where its state
+    is saved, one for each step in flight, so that the position is known.
+    """
+    last, save_at = seat.account.last_index, next_checkpoint(config, seat, seat.scheduled)
+    return last if save_at > last else min(last, save_at - config.depth)
 
 
 def _only_decodes(config: EngineConfig, books: Books) -> bool:

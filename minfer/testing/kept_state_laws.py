@@ -14,7 +14,6 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Event, Moved
 from minfer.records.plan import Copy, Plan
 from minfer.records.sequence import NEVER
-from minfer.records.speculation import DEVICE
 from minfer.records.state import EngineState
 from minfer.testing.accounts import Seat, state_key
 from minfer.testing.books import Books
@@ -105,15 +104,14 @@ def _check_saved(
 
 
 def next_checkpoint(config: EngineConfig, seat: Seat, start: int) -> int:
-    """Where a row that starts a step at `start`, behind its prompt, saves its state next;
-    NEVER, if drafts of a draft model may lead past it.
+    """Where a row that starts a step at `start`, behind its prompt, saves its state next,
+    or NEVER.
     """
-    size, spec_config = config.block_size, config.speculation
+    size = config.block_size
     stride = config.states.decode_stride_blocks * size
-    by_device = spec_config is not None and spec_config.drafter == DEVICE
     few = most_state_pages(config) < config.state_pages
     anew = seat.account.request.recomputes_prompt
-    if config.state_group is None or not stride or by_device or few or anew:
+    if config.state_group is None or not stride or few or anew:
         return NEVER
     last = (seat.num_known_at_admission - 1) // size * size
     return last + max(1, (start - last) // stride + 1) * stride

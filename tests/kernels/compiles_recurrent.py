@@ -22,12 +22,13 @@ from minfer.kernels.rule_arguments import DecayGates
 from minfer.kernels.scan_arguments import ScanWeights
 from minfer.kernels.selective_scan import selective_scan
 from minfer.kernels.short_conv import ConvActivation, short_conv
-from minfer.kernels.state_work import StateChunks, StateWork
+from minfer.kernels.state_work import DraftSpacing, StateChunks, StateWork
 
 from .compiles import HOPPER, compiled, half, ints
 from .specialization import Elsewhere
 
 TOKENS, ROWS, CHUNKS, PAGES = 512, 4, 2, 3
+DRAFTS = 3  # of a row
 
 
 class Sizes(NamedTuple):
@@ -54,13 +55,27 @@ def work(*, chunks: bool) -> StateWork:
     return StateWork(table, none, none, spans)
 
 
+def drafted_work() -> StateWork:
+    """Decode rows, all with drafts."""
+    table, none, columns = ints(9, PAGES), ints(0), ints(ROWS)
+    spacing = DraftSpacing(lead=0, stride=ROWS)
+    drafted = StateChunks(columns, columns, columns, columns, 1 + DRAFTS, spacing)
+    return StateWork(table, none, none, None, drafted=drafted, first_token=ROWS)
+
+
+def drafted_steps() -> tuple[StateWork, StateWork]:
+    """A step of rows with drafts, and what moves their states on."""
+    step = drafted_work()
+    return step, step.accepted_work(ints(ROWS))
+
+
 def paged(units: int, *shape: int, dtype: torch.dtype) -> PagedUnits:
     return PagedUnits(torch.empty(8, units, *shape, dtype=dtype), units, units, 1)
 
 
-def rule(sizes: Sizes, states: torch.dtype, *, chunks: bool) -> None:
-    """The rule of decode rows, or of chunks."""
-    tokens = TOKENS if chunks else ROWS
+def rule(sizes: Sizes, states: torch.dtype, step: StateWork) -> None:
+    """The rule of a step."""
+    tokens = TOKENS if step.chunks is not None else ROWS
     key_size, heads = sizes.key_heads * sizes.keys, sizes.heads
     mixed = half(tokens, 2 * key_size + heads * sizes.values)
     q, k = (
@@ -77,7 +92,7 @@ def rule(sizes: Sizes, states: torch.dtype, *, chunks: bool) -> None:
         DecayGates(half(tokens, *gates), torch.ones(gates), ones),
         half(tokens, heads) if sizes.is_delta else None,
         paged(heads, sizes.keys, sizes.values, dtype=states),
-        work(chunks=chunks),
+        step,
         skip=None if sizes.is_delta else ones,
         l2_eps=1e-6 if sizes.is_delta else None,
         scale=sizes.keys**-0.5,
@@ -85,12 +100,12 @@ def rule(sizes: Sizes, states: torch.dtype, *, chunks: bool) -> None:
 
 
 def convolution(channels: int, width: int, bias: Tensor | None) -> None:
-    """Of decode rows, and of chunks."""
+    """Of decode rows, of chunks, and of rows with drafts."""
     units = paged(channels // 128, width - 1, 128, dtype=torch.bfloat16)
     activation: ConvActivation | None = None if bias is None else "silu"
-    for chunks in (False, True):
-        x = half(TOKENS if chunks else ROWS, channels)
-        short_conv(x, half(channels, width), bias, activation, units, work(chunks=chunks))
+    for step in (work(chunks=False), work(chunks=True), *drafted_steps()):
+        x = half(TOKENS if step.chunks is not None else ROWS, channels)
+        short_conv(x, half(channels, width), bias, activation, units, step)
 
 
 def scan(channels: int, numbers: int, states: torch.dtype) -> None:
@@ -119,11 +134,12 @@ def main(skip_slow: bool) -> None:
     gated_norm(x, x, Norm(half(128), 1e-6), 128, "sigmoid")
     gated_norm(x, x, Norm(half(4096), 1e-6), 4096, gate_first=True)
     for sizes in (QWEN, KIMI, GRANITE, FALCON):
-        rule(sizes, torch.float32, chunks=False)
-    rule(QWEN, torch.bfloat16, chunks=False)
+        for step in (work(chunks=False), *drafted_steps()):
+            rule(sizes, torch.float32, step)
+    rule(QWEN, torch.bfloat16, work(chunks=False))
     if not skip_slow:
         for sizes in (QWEN, KIMI, GRANITE, FALCON):
-            rule(sizes, torch.float32, chunks=True)
+            rule(sizes, torch.float32, work(chunks=True))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from minfer.kernels.paged_states import PagedUnits, gather_states
-from minfer.kernels.state_work import StateChunks, StateWork
+from minfer.kernels.state_work import DraftSpacing, StateChunks, StateWork
 
 from .conftest import ints
 
@@ -52,9 +52,42 @@ class PagedRows:
         in_chunks = StateChunks(table_rows, begins, sizes, places, max(counts) + SPARE)
         return StateWork(self.table, rows, starts, in_chunks)
 
+    def drafted_work(
+        self, drafted: dict[int, tuple[int, int]], decode: dict[int, int], places: int
+    ) -> StateWork:
+        """Returns the work of rows with drafts {row: (position, inputs)}, and of decode
+        rows {row: position}: first an input of each, then a line of the former for each
+        of so many `places`.
+        """
+        count, decode_rows = len(drafted), len(drafted) + len(decode)
+        starts, counts = (
+            ints(x, self.device) for x in zip(*drafted.values(), strict=True)
+        )
+        chunks = StateChunks(
+            ints([*drafted], self.device),
+            starts,
+            counts,
+            ints(range(count), self.device),
+            longest=1 + places,
+            spacing=DraftSpacing(lead=decode_rows - count, stride=count),
+        )
+        rows = ints([*decode], self.device)
+        positions = ints([*decode.values()], self.device)
+        return StateWork(
+            self.table, rows, positions, None, drafted=chunks, first_token=count
+        )
+
     def states(self, *rows: int) -> Tensor:
         """Returns the states of rows, on the CPU: [rows, units, *shape]."""
         return gather_states(self.units, self.table, ints(rows, self.device)).cpu()
+
+    @staticmethod
+    def interleaved(drafted: list[Tensor], decode: list[Tensor]) -> Tensor:
+        """Returns inputs as `drafted_work` packs them: those of rows with drafts [places
+        + 1, ...], all in the same number, and one of each decode row [1, ...].
+        """
+        firsts, drafts = [x[:1] for x in drafted], torch.stack(drafted, 1)[1:]
+        return torch.cat((*firsts, *decode, drafts.flatten(0, 1)))
 
     def written(self) -> int:
         """Returns the number of elements in the cache that are not NaN."""

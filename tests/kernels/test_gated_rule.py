@@ -271,6 +271,50 @@ def test_a_decode_row_starts_from_zero(device: str) -> None:
 
 
 @pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(
+    ("kind", "sizes", "expected_of"),
+    FAMILIES,
+    ids=["delta", "recurrent", "kimi", "mamba"],
+)
+def test_states_take_in_the_accepted_inputs_alone(
+    device: str,
+    kind: str,
+    sizes: tuple[int, int, int, int],
+    expected_of: Callable[[Rule, Inputs], Expected],
+) -> None:
+    """Two rows with drafts, 3 and 1, of which 1 and 0 are accepted, beside a decode row;
+    each starts behind a chunk.
+    """
+    rule = drawn_rule(*sizes, kind)
+    keys, values, _, heads = sizes
+    rows = PagedRows(3, heads, keys, values, dtype=torch.float32, device=device)
+    texts = [Inputs.drawn(rule, 9, seed=30 * n, dtype=torch.float32) for n in (1, 2, 3)]
+    starts, accepted = (5, 2, 4), (2, 1)
+    for row, (text, start) in enumerate(zip(texts, starts, strict=True)):
+        rule.run(text.tokens(0, start), rows, rows.work({}, (row, 0, start)))
+    before = rows.states(0, 1)
+    work = rows.drafted_work({0: (5, 4), 1: (2, 2)}, {2: 4}, places=3)
+    parts = [x.tokens(start, start + 4) for x, start in zip(texts, starts, strict=True)]
+    mixed = Inputs(
+        *(
+            rows.interleaved([first, second], [third[:1]])
+            for first, second, third in zip(*parts, strict=True)
+        )
+    )
+    out = rule.run(mixed, rows, work)
+    assert torch.equal(rows.states(0, 1), before)
+    places = [[0, 3, 5, 7], [1, 4], [2]]
+    for x, start, at in zip(texts, starts, places, strict=True):
+        expected, _ = expected_of(rule, x.tokens(0, start + len(at)))
+        assert error(out[at], expected[start:].double()) < 1e-5
+    rule.run(mixed, rows, work.accepted_work(ints(accepted, device)))
+    for row, (x, start) in enumerate(zip(texts, starts, strict=True)):
+        end = start + (*accepted, 1)[row]
+        _, state = expected_of(rule, x.tokens(0, end))
+        assert error(rows.states(row)[0], state.double()) < 1e-5
+
+
+@pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("kind", ["delta", "kimi"])
 def test_blocks_of_keys_that_are_alike(
     device: str, kind: str, monkeypatch: pytest.MonkeyPatch

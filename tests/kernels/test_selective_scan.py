@@ -12,6 +12,7 @@ from minfer.kernels.scan_arguments import ScanWeights
 from minfer.kernels.selective_scan import selective_scan
 from minfer.kernels.state_work import StateWork
 
+from .conftest import ints
 from .paged import PagedRows
 from .test_fused import LIMIT, TYPES, error, randn
 
@@ -75,3 +76,44 @@ def test_steps_give_what_transformers_gives_at_once(
         state = rows.states(row)[0].transpose(1, 2).flatten(0, 1)
         assert error(state, last.cpu()) < LIMIT[torch.float32]
     assert rows.written() == 2 * SIZE * CHANNELS
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_states_take_accepted_drafts_alone(device: str) -> None:
+    """Two rows with drafts, 3 and 1, of which 3 and 0 are accepted, beside a decode
+    row.
+    """
+    kind = torch.float32
+    weights = ScanWeights(
+        2 * randn(CHANNELS, dtype=kind, device=device, seed=1),
+        randn(CHANNELS, SIZE, dtype=kind, device=device, seed=2).exp(),
+        randn(CHANNELS, dtype=kind, device=device, seed=3),
+    )
+    rows = PagedRows(3, UNITS, SIZE, UNIT, dtype=kind, device=device)
+    texts = [randn(9, sum(WIDTHS), dtype=kind, device=device, seed=n) for n in (4, 5, 6)]
+    starts, accepted = (5, 1, 4), (4, 1)
+
+    def scan(inputs: Tensor, work: StateWork) -> Tensor:
+        x, raw, b, c, gate = inputs.split_with_sizes(WIDTHS, 1)
+        return selective_scan(x, raw, b, c, gate, weights, rows.units, work)
+
+    for row, (inputs, start) in enumerate(zip(texts, starts, strict=True)):
+        scan(inputs[:start], rows.work({}, (row, 0, start)))
+    before = rows.states(0, 1)
+    work = rows.drafted_work({0: (5, 4), 1: (1, 2)}, {2: 4}, places=3)
+    drafted = [
+        inputs[start : start + 4]
+        for inputs, start in zip(texts[:2], starts[:2], strict=True)
+    ]
+    mixed = rows.interleaved(drafted, [texts[2][4:5]])
+    out = scan(mixed, work)
+    assert torch.equal(rows.states(0, 1), before)
+    scan(mixed, work.accepted_work(ints(accepted, device)))
+    places = [[0, 3, 5, 7], [1, 4], [2]]
+    for row, (inputs, start) in enumerate(zip(texts, starts, strict=True)):
+        at, end = places[row], start + (*accepted, 1)[row]
+        result, _ = expected(inputs, weights)
+        assert error(out[at], result[start : start + len(at)]) < LIMIT[kind]
+        _, last = expected(inputs[:end], weights)
+        state = rows.states(row)[0].transpose(1, 2).flatten(0, 1)
+        assert error(state, last.cpu()) < LIMIT[kind]

@@ -11,6 +11,7 @@ from minfer.kernels import short_conv_kernels
 from minfer.kernels.short_conv import ConvActivation, short_conv
 from minfer.kernels.state_work import StateWork
 
+from .conftest import ints
 from .paged import PagedRows
 from .test_fused import LIMIT, TYPES, error, randn
 
@@ -64,3 +65,43 @@ def test_steps_give_what_transformers_gives_at_once(
         last = x[1 - width :].view(-1, UNITS, UNIT).transpose(0, 1)
         assert torch.equal(rows.states(row)[0], last.cpu())
     assert rows.written() == 2 * (width - 1) * CHANNELS
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("width", [3, 4])
+def test_states_take_in_the_accepted_inputs_alone(
+    device: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rows with drafts, 3 and 1, of which 3 and 0 are accepted, beside a decode
+    row.
+    """
+    monkeypatch.setattr(short_conv_kernels, "CHUNK_TOKENS", 2)
+    weight = randn(CHANNELS, width, dtype=torch.float32, device=device, seed=1)
+    rows = PagedRows(3, UNITS, width - 1, UNIT, dtype=torch.float32, device=device)
+    texts = [
+        randn(9, CHANNELS, dtype=torch.float32, device=device, seed=n) for n in (4, 5, 6)
+    ]
+    starts, accepted = (5, 1, 4), (4, 1)
+
+    def convolve(x: Tensor, work: StateWork) -> Tensor:
+        return short_conv(x, weight, None, "silu", rows.units, work)
+
+    for row, (x, start) in enumerate(zip(texts, starts, strict=True)):
+        convolve(x[:start], rows.work({}, (row, 0, start)))
+    before = rows.states(0, 1)
+    work = rows.drafted_work({0: (5, 4), 1: (1, 2)}, {2: 4}, places=3)
+    drafted = [
+        x[start : start + 4] for x, start in zip(texts[:2], starts[:2], strict=True)
+    ]
+    mixed = rows.interleaved(drafted, [texts[2][4:5]])
+    out = convolve(mixed, work)
+    assert torch.equal(rows.states(0, 1), before)
+    convolve(mixed, work.accepted_work(ints(accepted, device)))
+    places = [[0, 3, 5, 7], [1, 4], [2]]
+    for row, (x, start) in enumerate(zip(texts, starts, strict=True)):
+        expected = lfm2.causal_conv1d_fn(x.mT[None], weight, None, "silu")[0].mT
+        at = places[row]
+        assert error(out[at], expected[start : start + len(at)].double()) < 1e-6
+        inputs = torch.cat((torch.zeros_like(x), x[: start + (*accepted, 1)[row]]))
+        last = inputs[1 - width :].view(-1, UNITS, UNIT).transpose(0, 1)
+        assert torch.equal(rows.states(row)[0], last.cpu())

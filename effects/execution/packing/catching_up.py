@@ -71,7 +71,8 @@ class CatchUp:
     def note_owners(self, plan: Plan) -> None:
         """Note the new owners of rows and blocks."""
         for opened in plan.opens:
-            index, (table,) = opened.index, opened.tables  # layers are of one group here
+            # Layers with attention are of one group here; a state may come behind it.
+            index, table = opened.index, opened.tables[0]
             start = plan.starts[index]
             shared = start // self.block_size
             self.complete.difference_update(table[shared:])

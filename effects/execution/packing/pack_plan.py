@@ -71,6 +71,7 @@ class Forward:
     scored: ScoredTokens | None = None  # of rows whose prompts are scored
     history: int = 0  # tokens before the prefill chunks, in all
     pairs: int = 0  # of an input of a chunk and a token that it attends to
+    is_last: bool = True  # of its plan
 
     @property
     def has_extra_outputs(self) -> bool:
@@ -126,7 +127,8 @@ class Packer:
         plan = self._with_decode_rows(plan)
         decoding = drafted_first(plan.drafts, _decode_entries(plan))
         if plan.fills and plan.drafts and self.separates_drafts and not plan.deferred:
-            yield self._decode_forward(plan, pick(plan.rows, decoding), decoding)
+            forward = self._decode_forward(plan, pick(plan.rows, decoding), decoding)
+            yield evolve(forward, is_last=False)
             yield self._mixed_forward(plan, [])
         elif plan.fills:
             yield self._mixed_forward(plan, decoding)

@@ -19,8 +19,10 @@ from minfer.effects.models.architecture.batch import (
     Batch,
     PrefillChunks,
     VerifiedRows,
+    drafted_rows,
     state_chunks,
 )
+from minfer.effects.models.architecture.pending_states import PendingStates
 from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.expanded_work import ExpandedWork
 from minfer.kernels.flash import FlashWork
@@ -98,6 +100,9 @@ class BatchBuilder:
         """Returns the batch of a step with these inputs; `sample` and `verified` are as
         in `Batch`.
         """
+        states, pending = self._states(step, decode_inputs, chunks, verified), None
+        if states is not None and states.drafted is not None:
+            pending = PendingStates(states, step.decode_inputs)
         return Batch(
             tokens=decode_inputs.tokens,
             positions=decode_inputs.positions,
@@ -111,7 +116,8 @@ class BatchBuilder:
             fused=fused,
             verified=verified,
             real=self._real_inputs(decode_inputs),
-            states=self._states(step, decode_inputs, chunks),
+            states=states,
+            pending=pending,
         )
 
     def _states(
@@ -119,14 +125,21 @@ class BatchBuilder:
         step: StepRows,
         decode_inputs: StepInputs,
         chunks: PrefillChunks | None,
+        verified: VerifiedRows | None,
     ) -> StateWork | None:
         """Returns the work of recurrent layers, if there are any."""
         if not self.rows.state_pages:
             return None
         decode_rows = step.decode_rows
-        starts = decode_inputs.positions[: len(decode_rows)]
-        state_work_chunks = None if chunks is None else state_chunks(chunks)
-        return StateWork(self.rows.state_table, decode_rows, starts, state_work_chunks)
+        first = 0 if verified is None else len(verified.counts)
+        return StateWork(
+            table=self.rows.state_table,
+            rows=decode_rows[first:],
+            starts=decode_inputs.positions[first : len(decode_rows)],
+            chunks=None if chunks is None else state_chunks(chunks),
+            drafted=None if verified is None else drafted_rows(verified, decode_rows),
+            first_token=first,
+        )
 
     def _real_inputs(self, decode_inputs: StepInputs) -> Tensor | None:
         """Returns which inputs are not padding, if there are experts."""

@@ -24,7 +24,10 @@ from minfer.effects.execution.running.prefill_chunks import prefill_chunks
 from minfer.effects.execution.running.rejection_sampling import PlaceDrafts
 from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.execution.running.shortcuts import Shortcuts
-from minfer.effects.execution.running.speculative_step import speculative_step
+from minfer.effects.execution.running.speculative_step import (
+    Forwarded,
+    speculative_step,
+)
 from minfer.effects.models.architecture.batch import PrefillChunks
 from minfer.effects.models.architecture.model import Model
 from minfer.kernels.packages import QUACK
@@ -67,8 +70,8 @@ class DeviceStep:
         if words.drafts is not None:
             speculative_step(self, shape, words, step, words.drafts, extra)
             return
-        logits, positions = self.forward(shape, words, step, extra)
-        self.sample_first(shape, words, step, logits, positions)
+        forwarded = self.forward(shape, words, step, extra)
+        self.sample_first(shape, words, step, forwarded.logits, forwarded.positions)
 
     def forward(
         self,
@@ -76,10 +79,8 @@ class DeviceStep:
         words: ForwardWords[Tensor],
         step: StepRows,
         extra: ExtraOutputs | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Run the model; returns the logits, those after drafts last, and the positions
-        after the inputs.
-        """
+    ) -> Forwarded:
+        """Run the model."""
         inputs = self.batch_builder.decode_inputs(step)
         verified = None
         if words.drafts is not None:
@@ -94,7 +95,8 @@ class DeviceStep:
             verified=verified,
         )
         batch = extra.add_to(batch) if extra else batch
-        return self.model(batch, self.cache), inputs.ahead
+        logits = self.model(batch, self.cache)
+        return Forwarded(logits, inputs.ahead, batch.pending)
 
     def sample_first(
         self,

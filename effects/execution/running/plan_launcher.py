@@ -13,7 +13,7 @@ from attrs import define, field
 from minfer.effects.execution.contract import ExecutorError, UnsupportedPlanError
 from minfer.effects.execution.device.streams import on
 from minfer.effects.execution.packing.catching_up import CatchUp
-from minfer.effects.execution.packing.pack_plan import Draw, Packer
+from minfer.effects.execution.packing.pack_plan import Draw, Forward, Packer
 from minfer.effects.execution.packing.read_back import HostSlot, SlotRing, results
 from minfer.effects.execution.packing.verified import unsupported_drafts
 from minfer.effects.execution.running.deferred_sampling import DeferredPacker
@@ -68,8 +68,6 @@ def _unsupported_states(plan: Plan, pages: int) -> str:
     """Returns what is wrong with a plan's states, of so many pages each, or nothing."""
     if not pages:
         return "this model has no recurrent layers to save" if plan.saves else ""
-    if plan.drafts:
-        return "rows of a model with recurrent layers have no drafts"
     if any(len(opened.tables[-1]) < pages for opened in plan.opens):
         return f"the working state of a row takes {pages} pages"
     if any(len(save.pages) != pages for save in plan.saves):
@@ -127,13 +125,15 @@ class PlanLauncher:
             slot = self.ring.next()
             launched.slots.append(slot)
             launched.deferred = forward.deferred
-            self.runner.run(forward, slot, self._saves(plan))
+            self.runner.run(forward, slot, self._saves(plan, forward))
             sampler.finish(plan.step, forward.shape.lines)
 
-    def _saves(self, plan: Plan) -> list[Copy]:
-        """Returns the copies of pages that save a plan's states: it has one forward, as
-        it has no drafts.
+    def _saves(self, plan: Plan, forward: Forward) -> list[Copy]:
+        """Returns the copies of pages that save a plan's states, after its last
+        forward.
         """
+        if not forward.is_last:
+            return []
         size, rows = self.runner.config.block_size, self.runner.rows
         return [
             Copy(source, target, size)

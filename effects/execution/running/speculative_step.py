@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-from attrs import evolve
+from attrs import evolve, frozen
 from torch import Tensor
 
 from minfer.effects.execution.device.device_rows import DeviceRows, aligned
@@ -30,6 +30,17 @@ from minfer.effects.execution.running.rejection_sampling import (
     drafts_by_place,
 )
 from minfer.effects.execution.running.sampler import Sampler
+from minfer.effects.models.architecture.pending_states import PendingStates
+
+
+@frozen(eq=False)
+class Forwarded:
+    """What a forward of the model returns."""
+
+    logits: Tensor  # [draws, vocab], those after drafts last
+    positions: Tensor  # after the inputs
+    # What recurrent layers kept of rows with drafts, if there are both
+    pending: PendingStates | None = None
 
 
 class StepParts(Protocol):
@@ -45,10 +56,8 @@ class StepParts(Protocol):
         words: ForwardWords[Tensor],
         step: StepRows,
         extra: ExtraOutputs | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Run the model; returns the logits, those after drafts last, and the positions
-        after the inputs.
-        """
+    ) -> Forwarded:
+        """Run the model."""
         ...
 
     def sample_first(
@@ -84,7 +93,8 @@ def speculative_step(
     # Verify. The target takes drafts as inputs behind the rows' last tokens: one forward
     # returns the logits after all of them.
     step, tokens, owners = with_draft_inputs(device_step, step, drafts, proposals)
-    logits, positions = device_step.forward(shape, words, step, extra)
+    forwarded = device_step.forward(shape, words, step, extra)
+    logits, positions = forwarded.logits, forwarded.positions
     first, after_drafts = logits[: shape.draws], logits[shape.draws :]
 
     # All rows sample after their last tokens, as in steps without drafts. (Under the rule
@@ -108,7 +118,7 @@ def speculative_step(
             accepted=accepted,
         )
         if rows.device.type == "cpu" and bool((rows == device_step.rows.scratch).all()):
-            return  # all were rejected; a GPU's host does not wait to know it
+            break  # all were rejected; a GPU's host does not wait to know it
 
         # Advance. Accepted rows sample after this draft; the sampler stores each token
         # and its position as the row's last.
@@ -118,6 +128,10 @@ def speculative_step(
             place_logits, rows, positions, shape.sampling_needs, line, by_place[place + 1]
         )
         sampled = rows
+
+    # Move the states of recurrent layers on, which no rejected draft may change.
+    if forwarded.pending is not None:
+        forwarded.pending.accept(accepted)
 
 
 def with_draft_inputs(

@@ -13,10 +13,11 @@ from attrs import frozen
 from numpy.typing import NDArray
 from torch import Tensor
 
+from minfer.effects.models.architecture.pending_states import PendingStates
 from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.expanded_work import ExpandedWork
 from minfer.kernels.flash import FlashWork
-from minfer.kernels.state_work import StateChunks, StateWork
+from minfer.kernels.state_work import DraftSpacing, StateChunks, StateWork
 
 Ints = NDArray[np.int64]
 
@@ -110,6 +111,7 @@ class Batch:
     verified: VerifiedRows | None = None
     # What recurrent layers move on; None: there are none
     states: StateWork | None = None
+    pending: PendingStates | None = None  # of rows with drafts, if there are any
 
     def splits_of(self, group: int) -> int:
         """Returns the splits of contexts in the layers of a group."""
@@ -218,6 +220,21 @@ def state_chunks(chunks: PrefillChunks) -> StateChunks:
         counts=chunks.counts,
         offsets=chunks.offsets,
         longest=chunks.longest,
+    )
+
+
+def drafted_rows(verified: VerifiedRows, decode_rows: Tensor) -> StateChunks:
+    """Returns rows with drafts, of the table rows `decode_rows`, as recurrent layers get
+    them.
+    """
+    count = len(verified.counts)
+    return StateChunks(
+        rows=decode_rows[:count],
+        starts=verified.starts,
+        counts=verified.counts,
+        offsets=verified.firsts,
+        longest=verified.max_count,
+        spacing=DraftSpacing(lead=verified.decode_rows - count, stride=count),
     )
 
 

@@ -16,10 +16,12 @@ behind the heads by row.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from attrs import evolve, field, frozen
 
+from minfer.effects.models.architecture.cache import LayerState
 from minfer.effects.models.architecture.conv_state import (
     CONVOLUTION,
     conv_parts,
@@ -46,6 +48,8 @@ from minfer.kernels.leaves import Linear, Norm, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from minfer.kernels.state_work import StateWork
 
 NAME: Final = "linear_attn"  # in a layer of a checkpoint
 STATE: Final = "state"  # the part of a layer's state that heads have
@@ -148,6 +152,11 @@ class GatedDelta:
         """What it keeps of a sequence."""
         heads = StatePart(STATE, self.heads, (self.key_dim, self.value_dim), "state")
         return (conv_state(sum(self.convolved), self.width), heads)
+
+    @property
+    def pending_elements(self) -> int:
+        """Elements that a token of a row with drafts takes until they are accepted."""
+        return sum(self.inputs.outputs) + sum(self.state_gates.outputs)
 
     def activation_bytes(self, element: int) -> int:
         """Returns a token's bytes at its widest place, on a GPU or on the CPU, where the
@@ -269,19 +278,36 @@ def mix_gated_delta(
     rows [tokens, hidden], normalised if there is `norm`; moves the states on.
     """
     from minfer.kernels.gated_norm import gated_norm
+
+    mixed = norm_linear(rows, norm, weights.inputs, step.products)
+    gates = norm_linear(rows, norm, weights.state_gates, step.products)
+    move = partial(_move_states, sizes, weights)
+    attended = step.move_states(index, move, mixed, gates)
+    channels = sum(sizes.convolved)
+    return gated_norm(
+        attended.flatten(1), mixed[:, channels:], weights.out_norm, sizes.value_dim
+    )
+
+
+def _move_states(
+    sizes: GatedDelta,
+    weights: GatedDeltaWeights,
+    state: LayerState,
+    work: "StateWork",
+    mixed: "Tensor",
+    gates: "Tensor",
+) -> "Tensor":
+    """Returns the results of the heads [tokens, heads, value_dim]; moves states on."""
     from minfer.kernels.gated_rule import gated_rule
     from minfer.kernels.rule_arguments import DecayGates
     from minfer.kernels.short_conv import short_conv
 
-    mixed = norm_linear(rows, norm, weights.inputs, step.products)
-    gates = norm_linear(rows, norm, weights.state_gates, step.products)
-    work, state = step.recurrence(index)
     channels = sum(sizes.convolved)
     convolved = short_conv(
         mixed[:, :channels], weights.conv, None, "silu", state.part(CONVOLUTION), work
     )
     q, k, v = convolved.split_with_sizes(sizes.convolved, 1)
-    attended = gated_rule(
+    return gated_rule(
         q.view(len(q), sizes.key_heads, sizes.key_dim),
         k.view(len(q), sizes.key_heads, sizes.key_dim),
         v.view(len(q), sizes.heads, sizes.value_dim),
@@ -291,7 +317,4 @@ def mix_gated_delta(
         work,
         l2_eps=L2_EPS,
         scale=sizes.key_dim**-0.5,
-    )
-    return gated_norm(
-        attended.flatten(1), mixed[:, channels:], weights.out_norm, sizes.value_dim
     )

@@ -15,6 +15,7 @@ With tensor parallelism, heads are split; all ranks have the first matrices of t
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from attrs import evolve, field, frozen
@@ -165,6 +166,11 @@ class KimiDelta:
         heads = StatePart(STATE, self.heads, (self.head_dim, self.head_dim), "state")
         return (conv_state(self.channels, self.width), heads)
 
+    @property
+    def pending_elements(self) -> int:
+        """Elements that a token of a row with drafts takes until they are accepted."""
+        return self.channels + self.size + self.heads
+
     def activation_bytes(self, element: int) -> int:
         """Returns a token's bytes at its widest place, on a GPU or on the CPU, where the
         rule has its own float32 copies of each head's query, key, value and decays;
@@ -269,8 +275,8 @@ def mix_kimi_delta(
     of_decays, of_results = (rank.contiguous() for rank in ranks.chunk(2, 1))
     decays = linear(of_decays, weights.decays, step.products)
     gates = linear(of_results, weights.gates, step.products)
-    work, state = step.recurrence(index)
-    attended = _move_states(sizes, weights, state, work, mixed, decays, strengths)
+    move = partial(_move_states, sizes, weights)
+    attended = step.move_states(index, move, mixed, decays, strengths)
     results = attended.flatten(1)
     return gated_norm(results, gates, weights.out_norm, sizes.head_dim, "sigmoid")
 

@@ -16,11 +16,13 @@ exponentials of them.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from math import ceil, gcd
 from typing import TYPE_CHECKING, Final
 
 from attrs import evolve, field, frozen
 
+from minfer.effects.models.architecture.cache import LayerState
 from minfer.effects.models.architecture.conv_state import (
     CONVOLUTION,
     conv_parts,
@@ -49,6 +51,8 @@ from minfer.kernels.leaves import Linear, Norm, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from minfer.kernels.state_work import StateWork
 
 NAME: Final = "mamba"  # in a layer of a checkpoint
 UNIT_CHANNELS: Final = 32  # of a unit of the state, at most: a line of memory in float32
@@ -153,6 +157,11 @@ class Mamba:
         states = StatePart(STATE, self.channels // of_unit, shape, "state")
         return (conv_state(self.channels, self.width), states)
 
+    @property
+    def pending_elements(self) -> int:
+        """Elements that a token of a row with drafts takes until they are accepted."""
+        return 2 * self.channels + 3 * self.channels + 2 * self.state_size
+
     def activation_bytes(self, element: int) -> int:
         """Returns a token's bytes at its widest place, on a GPU or on the CPU, where the
         scan has its own float32 copies; `element` is the bytes of an element of
@@ -253,27 +262,53 @@ def mix_mamba(
     """Returns the gated results of layer `index` [tokens, channels], of rows [tokens,
     hidden], normalised if there is `norm`; moves the states on.
     """
-    from minfer.kernels.scan_arguments import ScanWeights
-    from minfer.kernels.selective_scan import selective_scan
-    from minfer.kernels.short_conv import short_conv
-
-    mixed, gates = norm_linear(rows, norm, weights.inputs, step.products).chunk(2, 1)
-    work, state = step.recurrence(index)
-    x = short_conv(
-        mixed, weights.conv, weights.conv_bias, "silu", state.part(CONVOLUTION), work
-    )
-    partial = linear(x, weights.selection, step.products)
-    selection = step.communicator.sum(partial).split_with_sizes(
+    mixed = norm_linear(rows, norm, weights.inputs, step.products)
+    x = step.move_states(index, partial(_convolve, sizes, weights), mixed)
+    partial_sum = linear(x, weights.selection, step.products)
+    selection = step.communicator.sum(partial_sum).split_with_sizes(
         sizes.selection.outputs, 1
     )
     ranks, b, c = (part.contiguous() for part in selection)
-    return selective_scan(
+    return step.move_states(
+        index,
+        partial(_scan, weights),
         x,
         norm_linear(ranks, weights.step_norm, weights.steps, step.products),
         normalise(b, weights.b_norm),
         normalise(c, weights.c_norm),
-        gates,
-        ScanWeights(weights.step_bias, weights.rates, weights.skip),
-        state.part(STATE),
-        work,
+        mixed[:, sizes.channels :],
     )
+
+
+def _convolve(
+    sizes: Mamba,
+    weights: MambaWeights,
+    state: LayerState,
+    work: "StateWork",
+    mixed: "Tensor",
+) -> "Tensor":
+    """Returns what the convolution makes of inputs [tokens, channels]; moves its states
+    on.
+    """
+    from minfer.kernels.short_conv import short_conv
+
+    inputs, units = mixed[:, : sizes.channels], state.part(CONVOLUTION)
+    return short_conv(inputs, weights.conv, weights.conv_bias, "silu", units, work)
+
+
+def _scan(
+    weights: MambaWeights,
+    state: LayerState,
+    work: "StateWork",
+    x: "Tensor",
+    steps: "Tensor",
+    b: "Tensor",
+    c: "Tensor",
+    gates: "Tensor",
+) -> "Tensor":
+    """Returns the gated results of the scan [tokens, channels]; moves its states on."""
+    from minfer.kernels.scan_arguments import ScanWeights
+    from minfer.kernels.selective_scan import selective_scan
+
+    learned = ScanWeights(weights.step_bias, weights.rates, weights.skip)
+    return selective_scan(x, steps, b, c, gates, learned, state.part(STATE), work)

@@ -13,11 +13,13 @@ have the B and C; the norm over its results then needs a sum over the ranks.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from math import inf, nan
 from typing import TYPE_CHECKING, Final, Literal
 
 from attrs import evolve, frozen
 
+from minfer.effects.models.architecture.cache import LayerState
 from minfer.effects.models.architecture.conv_state import (
     CONVOLUTION,
     conv_parts,
@@ -46,6 +48,8 @@ from minfer.kernels.leaves import Linear, Norm, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from minfer.kernels.state_work import StateWork
 
 AUTO: Final = "auto"  # a head's dimensions in configs that leave them to be derived
 NUM_LIMITS: Final = 2  # of steps: the smallest and the largest
@@ -155,6 +159,11 @@ class Mamba2:
         """What it keeps of a sequence."""
         heads = StatePart(STATE, self.heads, (self.state_size, self.head_dim), "state")
         return (conv_state(sum(self.convolved), self.width), heads)
+
+    @property
+    def pending_elements(self) -> int:
+        """Elements that a token of a row with drafts takes until they are accepted."""
+        return sum(self.inputs.outputs)
 
     def activation_bytes(self, element: int) -> int:
         """Returns a token's bytes at its widest place, on a GPU or on the CPU, where the
@@ -316,19 +325,32 @@ def mix_mamba2(
     """Returns the gated results of the heads of layer `index` [tokens, inner_size], of
     rows [tokens, hidden], normalised if there is `norm`; moves the states on.
     """
+    projected = norm_linear(rows, norm, weights.inputs, step.products)
+    widths = (sizes.inner_size, sum(sizes.convolved), sizes.heads)
+    gates, mixed, steps = projected.split_with_sizes(widths, 1)
+    move = partial(_move_states, sizes, weights)
+    results = step.move_states(index, move, mixed, steps)
+    return _gated(sizes, weights, results.flatten(1), gates, step.communicator)
+
+
+def _move_states(
+    sizes: Mamba2,
+    weights: Mamba2Weights,
+    state: LayerState,
+    work: "StateWork",
+    mixed: "Tensor",
+    steps: "Tensor",
+) -> "Tensor":
+    """Returns the results of the heads [tokens, heads, head_dim]; moves states on."""
     from minfer.kernels.gated_rule import gated_rule
     from minfer.kernels.rule_arguments import DecayGates
     from minfer.kernels.short_conv import short_conv
 
-    projected = norm_linear(rows, norm, weights.inputs, step.products)
-    widths = (sizes.inner_size, sum(sizes.convolved), sizes.heads)
-    gates, mixed, steps = projected.split_with_sizes(widths, 1)
-    work, state = step.recurrence(index)
     convolved = short_conv(
         mixed, weights.conv, weights.conv_bias, "silu", state.part(CONVOLUTION), work
     )
     x, b, c = convolved.split_with_sizes(sizes.convolved, 1)
-    results = gated_rule(
+    return gated_rule(
         c.view(len(c), sizes.groups, sizes.state_size),
         b.view(len(b), sizes.groups, sizes.state_size),
         x.view(len(x), sizes.heads, sizes.head_dim),
@@ -338,7 +360,6 @@ def mix_mamba2(
         work,
         skip=weights.skip,
     )
-    return _gated(sizes, weights, results.flatten(1), gates, step.communicator)
 
 
 def _gated(

@@ -1,5 +1,7 @@
 """What a forward pass is about, as its layers get it."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
@@ -24,6 +26,19 @@ class ModelStep:
     communicator: Communicator  # of the ranks that run it, each with its part
     products: ProductContext
     layer_inputs: "Tensor | None" = None  # [tokens, layers, width], if layers have some
+
+    def move_states(
+        self, index: int, move: "Callable[..., Tensor]", *inputs: "Tensor"
+    ) -> "Tensor":
+        """Returns move(state, work, *inputs), which moves the states of the step's rows
+        on, with the state of layer `index`. Those of rows with drafts are moved once
+        drafts are accepted: `inputs` [tokens, ...] are kept for that.
+        """
+        work, state = self.recurrence(index)
+        move = partial(move, state)
+        if self.batch.pending is not None:
+            self.batch.pending.keep(move, inputs)
+        return move(work, *inputs)
 
     def recurrence(self, index: int) -> tuple["StateWork", LayerState]:
         """Returns the rows whose states the step moves on, and where layer `index` keeps

@@ -9,10 +9,12 @@ behind the convolution by row.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from attrs import evolve, frozen
 
+from minfer.effects.models.architecture.cache import LayerState
 from minfer.effects.models.architecture.conv_state import (
     CONVOLUTION,
     conv_parts,
@@ -37,6 +39,8 @@ from minfer.kernels.leaves import Linear, Norm, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from minfer.kernels.state_work import StateWork
 
 NAME: Final = "conv"  # in a layer of a checkpoint
 
@@ -99,6 +103,11 @@ class ShortConv:
     def state_parts(self) -> tuple[StatePart, ...]:
         """What it keeps of a sequence."""
         return (conv_state(self.channels, self.width),)
+
+    @property
+    def pending_elements(self) -> int:
+        """Elements that a token of a row with drafts takes until they are accepted."""
+        return self.channels
 
     def activation_bytes(self, element: int) -> int:
         """Returns a token's bytes at its widest place, on a GPU or on the CPU, where the
@@ -167,17 +176,17 @@ def mix_short_conv(
     """Returns the gated results of the convolution of layer `index` [tokens, channels],
     of rows [tokens, hidden], normalised if there is `norm`; moves the states on.
     """
-    from minfer.kernels.short_conv import short_conv
-
     product = norm_linear(rows, norm, weights.inputs, step.products)
     of_inputs, of_results, x = product.chunk(3, -1)
-    work, state = step.recurrence(index)
-    convolved = short_conv(
-        of_inputs * x,
-        weights.conv,
-        weights.conv_bias,
-        None,
-        state.part(CONVOLUTION),
-        work,
-    )
-    return convolved.mul_(of_results)
+    move = partial(_move_states, weights)
+    return step.move_states(index, move, of_inputs * x).mul_(of_results)
+
+
+def _move_states(
+    weights: ShortConvWeights, state: LayerState, work: "StateWork", x: "Tensor"
+) -> "Tensor":
+    """Returns the convolved `x` [tokens, channels]; moves states on."""
+    from minfer.kernels.short_conv import short_conv
+
+    units = state.part(CONVOLUTION)
+    return short_conv(x, weights.conv, weights.conv_bias, None, units, work)

@@ -156,6 +156,7 @@ def activation_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     step = tokens * token + mask_bytes(spec, sizes, tokens) + rows * row + rope
     others = dequantized_bytes(spec) + capped_score_bytes(spec, sizes)
     others += sizes.max_num_seqs * _state_copies_bytes(spec)
+    others += pending_state_bytes(spec, sizes, sizes.max_num_seqs + drafts)
     return step + rejection_bytes(spec, sizes) + others
 
 
@@ -255,7 +256,22 @@ def cuda_activation_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> 
         for attention in attentions
     )
     step = tokens * token + rows * logits + 4 * tables + rope + partials
+    step += pending_state_bytes(spec, sizes, rows)
     return step + rejection_bytes(spec, sizes)
+
+
+def pending_state_bytes(spec: ModelSpec, sizes: EngineConfig, inputs: int) -> int:
+    """Returns the bytes that recurrent layers keep of a step with drafts until these are
+    accepted, for `inputs` tokens of decode rows and drafts.
+    """
+    if sizes.speculation is None:
+        return 0
+    elements = (
+        layer.recurrent.pending_elements
+        for layer in spec.layers
+        if layer.recurrent is not None
+    )
+    return inputs * sum(elements) * dtype_bytes(spec.dtype)
 
 
 def expansion_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:

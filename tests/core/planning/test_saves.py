@@ -227,16 +227,26 @@ def drafting(bench: Bench) -> list[Any]:
     return [plan for plan in bench.plans if plan.drafts]
 
 
-def test_a_row_with_drafts_of_a_draft_model_is_saved_only_in_its_prompt() -> None:
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("stride", [2, 3])
+def test_drafts_of_a_draft_model_end_before_a_state_is_saved(
+    depth: int, stride: int
+) -> None:
+    """At each stride, with a known position, whatever was rejected before."""
     how = Speculation(drafter=DEVICE, drafts=3, adaptive=False)
-    bench = Bench(evolve(STATES, depth=2, speculation=how))
-    bench.give(Submit(ASKED))
+    keeping = StateKeeping(decode_stride_blocks=stride)
+    bench = Bench(evolve(STATES, depth=depth, speculation=how, states=keeping))
+    long = evolve(ASKED, max_tokens=40)
+    bench.give(Submit(long))
     bench.drain()
     assert drafting(bench)
     for plan in bench.plans:
         assert not {save.index for save in plan.saves} & {d.index for d in plan.drafts}
-    assert saves(bench)[0] == ("a", 8)
-    assert bench.out["a", 0] == bench.right(ASKED)
+    size, end = STATES.block_size, len(long.prompt) + long.max_tokens - 1
+    first = (len(long.prompt) - 1) // size * size
+    ends = range(first, end + 1, stride * size)
+    assert saves(bench) == [("a", position) for position in ends]
+    assert bench.out["a", 0] == bench.right(long)
 
 
 def test_a_paused_row_holds_the_state_from_which_it_starts() -> None:

@@ -2,6 +2,7 @@
 cache: it has no types of layers, so that it tests what an executor keeps of rows.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,13 +11,17 @@ from torch import Tensor
 
 from minfer.effects.execution.cpu.cpu_backend import CpuBackend
 from minfer.effects.models.architecture.batch import Batch, BatchRow, make_batch
+from minfer.effects.models.architecture.model_step import ModelStep
+from minfer.effects.models.architecture.product_context import ProductContext
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.architecture.state_parts import StatePart
 from minfer.effects.models.layout.cache_layout import plain_layout
+from minfer.effects.models.ranks import SINGLE_RANK
 from minfer.kernels.gated_rule import gated_rule
 from minfer.kernels.rule_arguments import DecayGates
 from minfer.kernels.short_conv import short_conv
+from minfer.kernels.state_work import StateWork
 from tests.effects.execution.tiny_engine import VOCAB
 from tests.effects.stateful import with_parts
 from tests.effects.tiny_model import CONFIG
@@ -82,23 +87,33 @@ class Hybrid:
         return sampled @ self.head.T
 
     def _recur(self, batch: Batch, cache: Any, index: int, hidden: Tensor) -> Tensor:
-        weights, state, work = self.recurrent[index], cache.state(index), batch.states
-        assert work is not None
-        x = hidden @ weights["into"].T
+        weights = self.recurrent[index]
+        step = ModelStep(batch, cache, SINGLE_RANK, ProductContext(on_gpu=False))
+        inputs = [hidden @ weights[name].T for name in ("into", "decay", "beta")]
+        o = step.move_states(index, partial(self._move_states, weights), *inputs)
+        return o.flatten(1) @ weights["out"].T
+
+    @staticmethod
+    def _move_states(
+        weights: dict[str, Tensor],
+        state: Any,
+        work: StateWork,
+        x: Tensor,
+        raw: Tensor,
+        beta: Tensor,
+    ) -> Tensor:
         x = short_conv(x, weights["conv"], None, "silu", state.part("inputs"), work)
         query, key, value = x.split_with_sizes(SIZES, 1)
-        raw = hidden @ weights["decay"].T
-        o = gated_rule(
+        return gated_rule(
             query[:, None],
             key[:, None],
             value.view(len(value), HEADS, VALUE),
             DecayGates(raw, torch.zeros(HEADS), torch.full((HEADS,), 0.2)),
-            hidden @ weights["beta"].T,
+            beta,
             state.part("heads"),
             work,
             l2_eps=1e-6,
         )
-        return o.flatten(1) @ weights["out"].T
 
     def tokens(self, prompt: tuple[int, ...], count: int) -> list[int]:
         """Greedy tokens, each computed from all tokens before it at once."""

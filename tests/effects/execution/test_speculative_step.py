@@ -17,7 +17,7 @@ from minfer.effects.execution.packing.verified import DraftOutputs
 from minfer.effects.execution.running.batch_builder import StepRows
 from minfer.effects.execution.running.rejection_sampling import DraftProposal, PlaceDrafts
 from minfer.effects.execution.running.sampler import Sampler
-from minfer.effects.execution.running.speculative_step import speculative_step
+from minfer.effects.execution.running.speculative_step import Forwarded, speculative_step
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.records.plan import NewRow
 from minfer.records.request import Request, SamplingParams, row_sampling
@@ -95,10 +95,8 @@ class Made:
     draft: Any
     logits: Tensor
 
-    def forward(
-        self, _: StepShape, __: object, step: StepRows, ___: object
-    ) -> tuple[Tensor, Tensor]:
-        return self.logits, self.rows.next[step.decode_rows.long()] + 1
+    def forward(self, _: StepShape, __: object, step: StepRows, ___: object) -> Forwarded:
+        return Forwarded(self.logits, self.rows.next[step.decode_rows.long()] + 1)
 
     def sample_first(
         self,

@@ -57,6 +57,7 @@ class Input:
     tokens: tuple[int, ...] = ()
     samples: bool = True
     new: NewRow | None = None
+    drafts: tuple[int, ...] = ()
 
 
 @define
@@ -105,15 +106,17 @@ class Steps:
         indexed = [*enumerate(inputs)]
         fills = [PrefillTokens(i, each.tokens) for i, each in indexed if each.tokens]
         opens = [evolve(each.new, index=i) for i, each in indexed if each.new]
+        drafts = [Draft(i, each.drafts) for i, each in indexed if each.drafts]
         return Plan(
             self.step,
             tuple(each.row for each in inputs),
             tuple(each.row for each in inputs),
             tuple(each.start for each in inputs),
-            tuple(max(1, len(each.tokens)) for each in inputs),
-            tuple(int(each.samples) for each in inputs),
+            tuple(max(1, len(each.tokens), 1 + len(each.drafts)) for each in inputs),
+            tuple(each.samples + len(each.drafts) for each in inputs),
             tuple(fills),
             tuple(opens),
+            drafts=tuple(drafts),
             **further,
         )
 
@@ -124,7 +127,7 @@ class Steps:
         assert isinstance(result, Executed), result
         self.step += 1
         for each, tokens in zip(inputs, result.yields, strict=True):
-            assert len(tokens) == each.samples
+            assert each.samples <= len(tokens) <= each.samples + len(each.drafts)
             self.made.setdefault(each.row, []).extend(tokens)
 
     def prefill(self, row: int, start: int, end: int, new: bool = True) -> Input:
@@ -212,6 +215,45 @@ def test_a_row_opened_anew_starts_from_nothing(hybrid: Hybrid) -> None:
         assert steps.made[0] == hybrid.tokens(prompt, 4)
 
 
+@pytest.mark.parametrize("depth", [1, 2])  # with 1, drafts and prompts are apart
+def test_rejected_drafts_leave_no_trace(hybrid: Hybrid, depth: int) -> None:
+    """Beside a row without drafts, and a prompt whose state is saved in the same plan:
+    none, some and all of a row's drafts are right, in turn.
+    """
+    speculation = Speculation(drafter=HOST, drafts=4, adaptive=False)
+    steps = Steps.start(hybrid, depth=depth, speculation=speculation)
+    expected = {row: hybrid.tokens(PROMPTS[row], 18) for row in (0, 1)}
+    steps.run(*(steps.prefill(row, 0, len(PROMPTS[row])) for row in (0, 1, 3)))
+
+    def drafted(row: int, right: int, wrong: int) -> Input:
+        made = len(steps.made[row])
+        following = expected[row][made : made + right + wrong]
+        flawed = [(token + 1) % VOCAB for token in following[right:]]
+        return evolve(steps.decode(row), drafts=(*following[:right], *flawed))
+
+    prompt = steps.prefill(2, 0, 16)
+    saves = (SaveState(2, steps.state(4)),)
+    steps.run(drafted(0, 1, 2), steps.decode(3), prompt, drafted(1, 0, 1), saves=saves)
+    assert [len(steps.made[row]) for row in (0, 1, 3)] == [3, 2, 2]
+    for right, wrong in ((4, 0), (0, 3), (2, 2)):
+        steps.run(steps.decode(3), drafted(0, right, wrong), drafted(1, 1, 1))
+    assert [len(steps.made[row]) for row in (0, 1, 3)] == [12, 8, 5]
+    # The prompt goes on, and another row of it starts from what was saved.
+    new, pages = (
+        steps.new_row(2, PROMPTS[2], 0),
+        zip(steps.state(4), steps.state(3), strict=True),
+    )
+    tables = (*new.tables[0][:2], *range(90, 96)), steps.state(3)
+    copies = tuple(Copy(source, target, BLOCK) for source, target in pages)
+    other = Input(3, 16, PROMPTS[2][16:], new=evolve(new, tables=tables))
+    short = steps.made.pop(3)
+    steps.run(drafted(0, 1, 1), steps.prefill(2, 16, 40, new=False), other, copies=copies)
+    for row, tokens in steps.made.items():
+        known = PROMPTS[2] if row == 3 else PROMPTS[row]
+        assert tokens == hybrid.tokens(known, len(tokens))
+    assert short == hybrid.tokens(PROMPTS[3], len(short))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_states_have_the_type_that_is_asked_for(dtype: str) -> None:
     hybrid = Hybrid(spec_of(state_dtype=dtype))
@@ -227,17 +269,13 @@ def test_states_have_the_type_that_is_asked_for(dtype: str) -> None:
 
 
 def test_states_that_cannot_be_are_refused(hybrid: Hybrid) -> None:
-    speculation = Speculation(drafter=HOST, drafts=2, adaptive=False)
-    steps = Steps.start(hybrid, speculation=speculation)
+    steps = Steps.start(hybrid)
     good = steps.plan([steps.prefill(0, 0, 21)])
     new = good.opens[0]
     short = evolve(new, tables=(new.tables[0], new.tables[1][:-1]))
     wrong: dict[str, dict[str, Any]] = {
         f"the working state of a row takes {steps.pages} pages": {"opens": (short,)},
         f"a state takes {steps.pages} pages": {"saves": (SaveState(0, (40,)),)},
-        "rows of a model with recurrent layers have no drafts": {
-            "drafts": (Draft(0, (5,)),)
-        },
         "rows of this model have 2 block table(s)": {"grows": (Grow(0, 1, (5,), 1),)},
     }
     for error, changes in wrong.items():

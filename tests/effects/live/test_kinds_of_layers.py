@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from attrs import evolve
 
 from minfer import LLM, RequestOutput, SamplingParams, StructuredOutputs
+from minfer.effects.setup.engine_args import EngineArgs
+from minfer.effects.setup.prepare import prepare
 from tests.circles import claimed
 from tests.effects.tiny_families import VARIANTS, save
 from tests.effects.tiny_model import EOS, write_tokenizer
@@ -38,35 +41,53 @@ KINDS: Final = {
     "interleaved rotation": ("Ernie4_5_Moe", "biases, tied"),
     "gated delta nets": ("Qwen3Next", "plain"),
     "Mamba 2": ("GraniteMoeHybrid", "experts"),
-    "Kimi delta attention beside MLA": ("KimiLinear", "plain"),
-    "Mamba": ("Jamba", "plain"),
 }
-# Whose states take no drafts.
-RECURRENT: Final = (
-    "gated delta nets",
-    "Mamba 2",
-    "Kimi delta attention beside MLA",
-    "Mamba",
-)
+# Other families of these recurrent layers, and with short convolutions.
+HYBRIDS: Final = {
+    "Qwen3.5": ("Qwen3_5", "plain"),
+    "Qwen3.5 MoE": ("Qwen3_5Moe", "plain"),
+    "Nemotron-H": ("NemotronH", "experts"),
+    "Falcon-H1": ("FalconH1", "multipliers"),
+    "LFM2": ("Lfm2", "plain"),
+    "LFM2 MoE": ("Lfm2Moe", "plain"),
+    "Kimi-Linear": ("KimiLinear", "plain"),
+    "Jamba": ("Jamba", "plain"),
+}
+# A draft model of these kinds is refused, so theirs is another.
+RECURRENT: Final = ("gated delta nets", "Mamba 2", *HYBRIDS)
 # 20 blocks; a sequence needs up to 12.
 TIGHT: Final = {"num_gpu_blocks_override": 20}
-NGRAM: Final = {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False}
-TOGETHER: Final = {
-    "enable_prefix_caching": True,
-    "max_num_batched_tokens": 16,
-    **TIGHT,
-}
+DRAFTS: Final = {"num_speculative_tokens": 3, "adaptive": False}
+# What followed the last token earlier: often wrong.
+NGRAM: Final = {"method": "ngram", "prompt_lookup_min": 1, **DRAFTS}
+DRAFT_MODEL: Final = {"method": "draft_model", **DRAFTS}
 ALL_AT_ONCE: Final = "all at once"
-TIGHTLY: Final = "cached, chunked, preempted"
+WITH_MODEL: Final = "all at once, draft model"
+HOST: Final = {"kv_host_memory": 1 << 24, "kv_host_choice": "load"}
 CASES: Final[dict[str, dict[str, Any]]] = {
     "prefix cache": {"enable_prefix_caching": True},
     "chunked prefill": {"max_num_batched_tokens": 16},
     "preemption": TIGHT,
     "n-gram drafts": {"speculative_config": NGRAM},
-    "draft model": {"speculative_config": NGRAM | {"method": "draft_model"}},
-    ALL_AT_ONCE: {**TOGETHER, "speculative_config": NGRAM},
-    TIGHTLY: TOGETHER,
+    "draft model": {"speculative_config": DRAFT_MODEL},
+    ALL_AT_ONCE: {
+        "enable_prefix_caching": True,
+        "max_num_batched_tokens": 16,
+        "speculative_config": NGRAM,
+        **TIGHT,
+    },
 }
+# Of recurrent layers, whose states drafts must not change: in a pool for few sequences.
+# (Host memory is refused beside a draft model.)
+TOGETHER: Final[dict[str, Any]] = {
+    "enable_prefix_caching": True,
+    "max_num_batched_tokens": 16,
+}
+HYBRID_CASES: Final[dict[str, dict[str, Any]]] = {
+    ALL_AT_ONCE: {**TOGETHER, **HOST, "speculative_config": NGRAM},
+    WITH_MODEL: {**TOGETHER, "speculative_config": DRAFT_MODEL},
+}
+LONGEST: Final = 12  # blocks
 PLAIN: Final[dict[str, Any]] = {
     "device": "cpu",
     "dtype": "float32",
@@ -91,14 +112,15 @@ PROMPTS: Final = [
     "for i in range(3): print(i)",
     f"{SHARED}{SHARED[:20]}",
 ]
+REPEATING: Final[dict[str, Any]] = {"allowed_token_ids": [65, 66]}
 # What is asked, in turn: greedily, with a seed, three samples, a grammar.
 ASKED: Final[list[dict[str, Any]]] = [
     {"temperature": 0},
     {"temperature": 1, "seed": 3},
     {"temperature": 0.8, "top_p": 0.9, "seed": 5, "n": 3},
-    {"temperature": 0, "allowed_token_ids": [65, 66, 67]},  # so that texts repeat
+    {"temperature": 0, **REPEATING},
     {"temperature": 0.7, "seed": 7, "structured_outputs": StructuredOutputs(json=SCHEMA)},
-    {"temperature": 0, "n": 3},
+    {"temperature": 0, "n": 3, **REPEATING},
 ]
 Made = list[list[tuple[int, ...]]]
 
@@ -108,10 +130,11 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     @cache
     def make(kind: str) -> Path:
         folder = tmp_path_factory.mktemp("model")
-        config = VARIANTS[KINDS[kind]] | {"vocab_size": 260, "eos_token_id": EOS}
+        family, variant = (KINDS | HYBRIDS)[kind]
+        config = VARIANTS[family, variant] | {"vocab_size": 260, "eos_token_id": EOS}
         config["vocab_size_per_layer_input"] = 260
         config["tie_word_embeddings"] = False  # tied and random, it repeats its input
-        save(str(folder), KINDS[kind][0], config)
+        save(str(folder), family, config)
         write_tokenizer(folder)
         # That of bytes, whatever the family's own class would add to it.
         tokenizer_config = {
@@ -132,7 +155,7 @@ def plain(folder_of: Callable[[str], Path]) -> Callable[[str], Made]:
         samples are all the same, so one is made.
         """
         params = asked()
-        params[-1] = SamplingParams(temperature=0, max_tokens=24)
+        params[-1] = evolve(params[-1], n=1)
         with LLM(model=str(folder_of(kind)), steps_in_flight=1, **PLAIN) as llm:
             outputs = [
                 tokens(llm.generate([prompt], [param], use_tqdm=False))[0]
@@ -151,34 +174,40 @@ def tokens(outputs: list[RequestOutput]) -> Made:
     return [[completion.token_ids for completion in output.outputs] for output in outputs]
 
 
-def happened(case: str, passes: list[list[RequestOutput]]) -> bool:
+def happened(kind: str, case: str, passes: list[list[RequestOutput]]) -> bool:
     """Whether a run did what its case is about."""
     all_metrics = [output.metrics for outputs in passes for output in outputs]
     if case == "prefix cache":
         return any(output.num_cached_tokens for output in passes[1])
     if case == "preemption":
         return sum(metrics.preemptions for metrics in all_metrics) > 0
-    if "draft" in case:
-        return sum(metrics.accepted_draft_tokens for metrics in all_metrics) > 0
-    return True
+    drafts = sum(metrics.draft_tokens for metrics in all_metrics)
+    accepted = sum(metrics.accepted_draft_tokens for metrics in all_metrics)
+    if kind in RECURRENT and case in HYBRID_CASES:
+        hits = sum(output.num_cached_tokens for output in passes[1])
+        preemptions = sum(metrics.preemptions for metrics in all_metrics)
+        return 0 < accepted < drafts and hits > 0 and preemptions > 0
+    return "draft" not in case or accepted > 0
 
 
 def kinds_and_cases() -> list[Any]:
-    """Kinds of layers, cases and depths: all cases, but recurrent layers take no drafts,
-    and have one more case instead.
-    """
-    pairs = [
-        (kind, case)
-        for kind, (case, settings) in product(KINDS, CASES.items())
-        if case != TIGHTLY or kind in RECURRENT
-        if "speculative_config" not in settings or kind not in RECURRENT
-    ]
-    once = (ALL_AT_ONCE, TIGHTLY)
+    """Kinds of layers, cases and depths."""
+    pairs = [*product(KINDS, CASES)]
+    once = (ALL_AT_ONCE,)
+    hybrids = ("gated delta nets", "Mamba 2", *HYBRIDS)
     return [
+        *((kind, ALL_AT_ONCE, 2) for kind in HYBRIDS),
+        *((kind, WITH_MODEL, 1 + place % 2) for place, kind in enumerate(hybrids)),
         *((kind, case, 2) for kind, case in pairs),
         *((kind, case, 1) for kind, case in pairs if case in once),
         *claimed((kind, case, 1) for kind, case in pairs if case not in once),
     ]
+
+
+def sequence_pages(kind: str, folder_of: Callable[[str], Path]) -> int:
+    """Pages that a sequence holds, with its state."""
+    setup = prepare(EngineArgs(model=str(folder_of(kind)), **PLAIN))
+    return setup.config.most_pages(LONGEST)
 
 
 @pytest.mark.long
@@ -191,17 +220,23 @@ def test_outputs_are_those_of_a_plain_run(
     plain: Callable[[str], Made],
 ) -> None:
     """Greedy ones and those of fixed seeds; three samples; a grammar. A draft model is
-    of the same kind, with the same weights.
+    of the same kind, with the same weights, or a dense one, some of whose drafts of few
+    allowed tokens are right.
     """
-    settings = {**PLAIN, **CASES[case], "model": str(folder_of(kind))}
-    if case == "draft model":
-        drafts = CASES[case]["speculative_config"]
-        settings["speculative_config"] = {**drafts, "model": settings["model"]}
+    cases = CASES | (HYBRID_CASES if kind in RECURRENT else {})
+    settings = {**PLAIN, **cases[case], "model": str(folder_of(kind))}
+    if kind in RECURRENT and case in HYBRID_CASES:
+        sequences = 4 if case == WITH_MODEL else 3
+        settings["num_gpu_blocks_override"] = sequences * sequence_pages(kind, folder_of)
+    if "draft model" in case:
+        drafts = cases[case]["speculative_config"]
+        drafter = "dense" if kind in RECURRENT else kind
+        settings["speculative_config"] = {**drafts, "model": str(folder_of(drafter))}
     with LLM(steps_in_flight=depth, **settings) as llm:
         passes = [llm.generate(PROMPTS, asked(), use_tqdm=False) for _ in range(2)]
     for outputs in passes:
         assert tokens(outputs) == plain(kind)
-    assert happened(case, passes)
+    assert happened(kind, case, passes)
 
 
 @pytest.mark.long

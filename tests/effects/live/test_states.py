@@ -40,6 +40,12 @@ SMALL: Final[dict[str, Any]] = {
     "skip_tokenizer_init": True,
 }
 GREEDY: Final = SamplingParams(temperature=0, max_tokens=MADE, ignore_eos=True)
+NGRAM: Final = {
+    "method": "ngram",
+    "num_speculative_tokens": 3,
+    "prompt_lookup_min": 1,
+    "adaptive": False,
+}
 HOST: Final = {"kv_host_memory": 1 << 24, "kv_host_choice": "load"}
 
 
@@ -176,14 +182,20 @@ def test_states_come_back_from_host_memory(
     assert [(load.blocks, load.hit) for load in loads] == [(8, 0)]
 
 
-@pytest.mark.parametrize("depth", [2, *long([1, 3])])
+@pytest.mark.parametrize(
+    ("depth", "drafts"), [(2, False), *long([(1, False), (3, False), (2, True)])]
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_failed_step_leaves_no_trace_in_states(
-    name: str, depth: int, reference_of: Callable[[str], Reference]
+    name: str, depth: int, drafts: bool, reference_of: Callable[[str], Reference]
 ) -> None:
-    """One fails before anything is computed, two when all is, states included."""
+    """One fails before anything is computed, two when all is, states included, but for
+    those of rows with drafts.
+    """
     reference, texts, calls = reference_of(name), prompts(), 0
     settings = {**SMALL, "max_num_batched_tokens": 16, "model": str(reference.folder)}
+    if drafts:
+        settings["speculative_config"] = NGRAM
     with LLM(**settings, steps_in_flight=depth) as llm:
         step: Any = llm.worker.driver.executor
         step = step.runner.step
@@ -205,19 +217,24 @@ def test_a_failed_step_leaves_no_trace_in_states(
     assert sum(isinstance(reason, Discarded) for reason in reasons) >= 3
 
 
-@pytest.mark.parametrize("depth", [2, *long([1])])
+@pytest.mark.parametrize(
+    ("depth", "drafts"), [(2, False), *long([(1, False), (2, True)])]
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_two_ranks_have_half_of_a_state_each(
-    name: str, depth: int, reference_of: Callable[[str], Reference]
+    name: str, depth: int, drafts: bool, reference_of: Callable[[str], Reference]
 ) -> None:
     reference, texts = reference_of(name), prompts()
     settings = {**SMALL, "max_num_batched_tokens": 16, "model": str(reference.folder)}
+    if drafts:
+        settings["speculative_config"] = NGRAM
     ranks = {"tensor_parallel_size": 2, "steps_in_flight": depth}
     with LLM(**{**settings, **ranks}) as llm:
         for _ in range(2):
             outputs = generate(llm, texts)
             assert tokens_of(outputs) == [reference.tokens(text) for text in texts]
         assert any(output.num_cached_tokens for output in outputs)
+        assert drafts == any(output.metrics.draft_tokens for output in outputs)
 
 
 @pytest.mark.long

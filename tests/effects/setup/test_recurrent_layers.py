@@ -9,12 +9,16 @@ from attrs import evolve
 
 from minfer.effects.cli.compare.levels import levels_of
 from minfer.effects.execution.tiers.peers.peer_plan import DECODE, PeerPlan
+from minfer.effects.models.architecture.gated_delta import GatedDelta
 from minfer.effects.models.architecture.spec_reader import parse_spec
+from minfer.effects.models.layout.shapes import pending_state_bytes
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import NotEnoughMemoryError, describe
 from minfer.effects.setup.prepare import Setup, prepare
-from minfer.effects.setup.recurrent_layers import check_draft_layers
+from minfer.effects.setup.recurrent_layers import check_draft_layers, state_keeping
 from minfer.records.config import CacheGroup
+from minfer.records.speculation import DEVICE, Speculation
+from minfer.records.state_keeping import StateKeeping
 from minfer.values.checks import ConfigError
 from tests.effects.tiny_families import VARIANTS, written
 from tests.effects.tiny_model import write_checkpoint
@@ -90,7 +94,6 @@ def test_a_model_without_recurrent_layers_has_no_states(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"speculative_config": NGRAM}, "speculative decoding is not supported yet"),
         ({"pipeline_parallel_size": 2}, "cannot be divided into stages yet"),
         (
             {"kv_peers": PeerPlan(name="d", role=DECODE)},
@@ -110,6 +113,27 @@ def test_a_draft_model_has_no_recurrent_layers(folder: Path, tmp_path: Path) -> 
     check_draft_layers(prepared(write_checkpoint(tmp_path)).spec)
     with pytest.raises(ConfigError, match="a draft model with recurrent layers"):
         check_draft_layers(prepared(folder).spec)
+
+
+def test_drafts_take_memory_until_they_are_accepted(folder: Path) -> None:
+    """What the recurrent layers keep of their inputs."""
+    setup = prepared(folder, speculative_config=NGRAM)
+    spec, config = setup.spec, setup.config
+    layers = [layer.recurrent for layer in spec.layers if layer.recurrent is not None]
+    [first, *_] = layers
+    assert isinstance(first, GatedDelta)
+    width = 2 * first.key_size + 2 * first.value_size + 2 * first.heads
+    assert pending_state_bytes(spec, config, 5) == 5 * len(layers) * width * 4
+    assert pending_state_bytes(spec, evolve(config, speculation=None), 5) == 0
+
+
+def test_a_draft_model_has_states_kept_less_often(folder: Path) -> None:
+    setup = prepared(folder, speculative_config=NGRAM)
+    assert setup.config.states == StateKeeping()
+    drafts = Speculation(drafter=DEVICE, drafts=3, adaptive=False)
+    for block_size, stride in ((16, 16), (64, 4), (512, 1)):
+        keeping = state_keeping(setup.spec, block_size, drafts)
+        assert keeping == StateKeeping(decode_stride_blocks=stride)
 
 
 def test_a_pool_without_room_for_a_state_names_bytes_and_options(folder: Path) -> None:
