@@ -4,7 +4,8 @@
 
 Decode steps, and prefills of a prompt, through 36 layers: us of a layer, of each kernel
 and of the three, in a CUDA graph over the layers, so that states come from memory; and
-the floor, the bytes read and written at 4.26 TB/s. `--sweep` tries other tiles of the
+the floor, the bytes read and written at 4.26 TB/s. Rows with drafts read their states,
+and read and write them when all drafts are accepted. `--sweep` tries other tiles of the
 rule, too. `--device cpu --rows 2 --prompts 9` runs the references, without times.
 """
 
@@ -27,7 +28,7 @@ from minfer.kernels.leaves import Norm
 from minfer.kernels.paged_states import PagedUnits
 from minfer.kernels.rule_arguments import DecayGates
 from minfer.kernels.short_conv import short_conv
-from minfer.kernels.state_work import StateChunks, StateWork
+from minfer.kernels.state_work import DraftSpacing, StateChunks, StateWork
 
 BYTES_PER_US: Final = 4.26e6
 DIM, KEY_HEADS, HEADS, WIDTH, PER_PAGE = 128, 16, 32, 4, 16
@@ -47,23 +48,31 @@ class Step(NamedTuple):
     bias: Tensor  # [heads]
 
     @classmethod
-    def of(cls, rows: int, count: int, args: argparse.Namespace) -> "Step":
-        """Rows with `count` inputs each, behind position 0."""
+    def of(
+        cls, rows: int, count: int, args: argparse.Namespace, *, drafts: bool = False
+    ) -> "Step":
+        """Rows with `count` inputs each, behind position 0; of which all but one are
+        drafts, or none.
+        """
         draw, device = torch.Generator().manual_seed(rows + count), args.device
         pages = [rows * args.layers * units // PER_PAGE for units in (HEADS, PARTS)]
         ids = [torch.randperm(n, generator=draw).view(rows, -1) for n in pages]
         line = torch.arange(rows, dtype=torch.int32, device=device)
-        chunks = None
-        if count > 1:
-            counts = torch.full_like(line, count)
+        chunks = drafted = None
+        counts = torch.full_like(line, count)
+        if drafts:
+            spacing = DraftSpacing(lead=0, stride=rows)
+            drafted = StateChunks(line, counts, counts, line, count, spacing)
+        elif count > 1:
             chunks = StateChunks(line, counts, counts, line * count, count)
         decode = line if count == 1 else line[:0]
+        table = torch.cat(ids, 1).int().to(device)
 
         def drawn(*shape: int) -> Tensor:
             return torch.randn(shape, generator=draw).to(device, torch.bfloat16)
 
         return cls(
-            StateWork(torch.cat(ids, 1).int().to(device), decode, decode + 1, chunks),
+            StateWork(table, decode, decode + 1, chunks, drafted),
             torch.zeros(pages[0], PER_PAGE, DIM, DIM, dtype=args.states, device=device),
             drawn(1, PER_PAGE, WIDTH - 1, DIM).repeat(pages[1], 1, 1, 1),
             drawn(rows * count, PARTS * DIM),
@@ -75,7 +84,17 @@ class Step(NamedTuple):
 
     def run(self, index: int, only: str = "all") -> Tensor:
         """Runs a layer, or one kernel of it."""
-        mixed, out, work = self.x, self.z, self.work
+        out = self._move_states(index, only, self.work)
+        if self.work.drafted is not None:
+            accepted = self.work.accepted_work(self.work.drafted.counts)
+            self._move_states(index, only, accepted)
+        if only in ("all", "norm"):
+            out = gated_norm(out, self.z, Norm(self.x[0, :DIM], 1e-6), DIM)
+        return out
+
+    def _move_states(self, index: int, only: str, work: StateWork) -> Tensor:
+        """Runs the convolution and the rule, or one of them."""
+        mixed, out = self.x, self.z
         if only in ("all", "convolution"):
             first = work.table.shape[1] * HEADS // (HEADS + PARTS)
             units = PagedUnits(self.inputs, index * PARTS, PARTS, first)
@@ -93,17 +112,18 @@ class Step(NamedTuple):
                 l2_eps=1e-6,
                 scale=DIM**-0.5,
             ).flatten(1)
-        if only in ("all", "norm"):
-            out = gated_norm(out, self.z, Norm(self.x[0, :DIM], 1e-6), DIM)
         return out
 
     def floors(self) -> dict[str, float]:
         """us of a layer by the bytes of each kernel."""
         rows, tokens = len(self.work.table), len(self.x)
-        state_bytes = 2 * rows * VALUES * DIM * self.states.element_size()
+        passes = 1 + (self.work.drafted is not None)  # one of which writes the states
+        states = 1 + passes
+        state_bytes = states * rows * VALUES * DIM * self.states.element_size()
+        inputs = states * rows * (WIDTH - 1) + 2 * passes * tokens
         counts = {
-            "convolution": 4 * PARTS * DIM * (rows * (WIDTH - 1) + tokens),
-            "rule": state_bytes + 2 * tokens * (PARTS * DIM + VALUES),
+            "convolution": 2 * PARTS * DIM * inputs,
+            "rule": state_bytes + 2 * passes * tokens * (PARTS * DIM + VALUES),
             "norm": 6 * tokens * VALUES,
         }
         counts["all"] = sum(counts.values())
@@ -125,14 +145,18 @@ def times(step: Step, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any] | None:
-    """Every number of rows, and every prompt."""
+    """Every number of rows, without and with drafts, and every prompt."""
     results: dict[str, Any] = {}
-    for rows, count in [*product(args.rows, [1]), *product([1], args.prompts)]:
-        step = Step.of(rows, count, args)
+    drafted = [*product(args.rows, [1 + count for count in args.drafts])]
+    sizes = [*product(args.rows, [1]), *drafted, *product([1], args.prompts)]
+    for place, (rows, count) in enumerate(sizes):
+        drafts = 0 <= place - len(args.rows) < len(drafted)
+        step = Step.of(rows, count, args, drafts=drafts)
         if args.device == "cpu":
             show({"shape": [*step.run(0).shape]})
         else:
-            results[f"{rows} rows of {count}"] = times(step, args)
+            name = f"{rows} rows of {count}" + ", with drafts" * drafts
+            results[name] = times(step, args)
     return results or None
 
 
@@ -143,6 +167,7 @@ if __name__ == "__main__":
         "--states": {"type": partial(getattr, torch), "default": torch.float32},
         "--layers": 36,
         "--rows": {**integers, "default": [1, 8, 64, 256]},
+        "--drafts": {**integers, "default": [3]},
         "--prompts": {**integers, "default": [512, 8192, 32_000]},
         "--sweep": {"action": "store_true"},
     }

@@ -8,8 +8,12 @@ the states of rows with drafts and does not write them. Once it is known which d
 accepted, in the same step, the states are moved on by the accepted inputs alone: the
 kernels run again, over the layer's own inputs, which were kept (`accepted_work`). No
 product is computed twice, and between steps a state has exactly the inputs of its row.
-Such a step reads the states of these rows twice and writes them once; one state for each
-draft would be written as often as there are inputs, in as much more memory.
+Such a step reads the states of these rows twice and writes them once. One state for each
+draft would be read once and written as often as there are inputs, in as much more memory:
+with 3 drafts, 5 times the bytes of a state instead of 3, and 4 states a row. To leave the
+accepted inputs to the next step would save a third of the bytes (54 us a row of
+Qwen3-Next at 4.2 TB/s become 36), but then all that reads, copies or saves a state has to
+take in what is pending.
 """
 
 from collections.abc import Iterator
