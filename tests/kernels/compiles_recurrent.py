@@ -109,15 +109,15 @@ def convolution(channels: int, width: int, bias: Tensor | None) -> None:
 
 
 def scan(channels: int, numbers: int, states: torch.dtype) -> None:
-    """Of decode rows, and of chunks."""
+    """Of decode rows, of chunks, and of rows with drafts."""
     units = paged(channels // 32, numbers, 32, dtype=states)
     vector = torch.ones(channels)
     weights = ScanWeights(vector, torch.ones(channels, numbers), vector)
-    for chunks in (False, True):
-        tokens = TOKENS if chunks else ROWS
+    for step in (work(chunks=False), work(chunks=True), *drafted_steps()):
+        tokens = TOKENS if step.chunks is not None else ROWS
         x, gate = half(tokens, 2 * channels).chunk(2, 1)
         b, c = half(tokens, numbers), half(tokens, numbers)
-        selective_scan(x, x, b, c, gate, weights, units, work(chunks=chunks))
+        selective_scan(x, x, b, c, gate, weights, units, step)
 
 
 def main(skip_slow: bool) -> None:
