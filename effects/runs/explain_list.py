@@ -46,6 +46,7 @@ class ListedRequest:
     # In the queue, over all its samples, and as `QueueTimes` has it.
     waits: dict[str, float] = field(factory=dict)  # seconds by cause
     preempted: int = 0
+    preempted_for_later: int = 0
     admitted: int = 0
     later: int = 0
     hit: int = 0  # tokens of its prompt that were cached
@@ -72,13 +73,16 @@ class ListedRequest:
     def is_overtaken(self) -> bool:
         """Whether it waited a good part of its time as later ones went first."""
         is_long = self.waited > 0 and self.waited >= MIN_SHARE * self.lasted
-        return is_long and is_overtaken(self.later, self.admitted, self.preempted)
+        return is_long and is_overtaken(
+            self.later, self.admitted, self.preempted_for_later
+        )
 
     def add(self, times: QueueTimes) -> None:
         """Add the waits of a request, or of one of its rounds."""
         for cause, seconds in times.seconds.items():
             self.waits[cause] = self.waits.get(cause, 0.0) + seconds
         self.preempted += times.preempted
+        self.preempted_for_later += times.preempted_for_later
         self.admitted += times.admitted
         self.later += times.later
         self.hit = times.hit

@@ -84,7 +84,7 @@ def _seconds_by_cause(
     for sample in explanation["samples"]:
         overtaking = sample["overtaking"]
         starved = is_overtaken(
-            overtaking["later"], overtaking["admitted"], sample["preempted"]
+            overtaking["later"], overtaking["admitted"], overtaking["preempted"]
         )
         if starved:
             last = overtaking["latest"] or last
@@ -111,12 +111,11 @@ def _seconds_by_cause(
     return dict(seconds), facts
 
 
-def is_overtaken(later: int, admitted: int, preempted: int = 0) -> bool:
+def is_overtaken(later: int, admitted: int, preempted_for_later: int) -> bool:
     """Whether later requests are why one waited: they are most of those that went first,
-    or those that it was preempted for.
+    or it was preempted for one of them.
     """
-    starved = later >= MIN_LATER and 2 * later > admitted
-    return starved or 0 < preempted <= later
+    return preempted_for_later > 0 or (later >= MIN_LATER and 2 * later > admitted)
 
 
 def _cause_of_part(part: Mapping[str, Any], *, starved: bool) -> str:

@@ -89,6 +89,7 @@ class Overtaking:
 
     admitted: int = 0
     later: int = 0  # of these, those that had arrived later than it
+    preempted: int = 0  # times that it was preempted for a later one
     latest: SampleId | None = None  # the last of these
     priorities: tuple[int, int] | None = None  # of these, the most and least urgent
 
@@ -347,7 +348,10 @@ def _overtaking(life: Life, parsed: ParsedTurn) -> Overtaking:
         else:
             continue
         overtaking = evolve(overtaking, admitted=overtaking.admitted + 1)
-        overtaking = _with_later(overtaking, ahead, own.place[1], parsed.turn)
+        with_later = _with_later(overtaking, ahead, own.place[1], parsed.turn)
+        if with_later is not overtaking and isinstance(reason, Preempted):
+            with_later = evolve(with_later, preempted=with_later.preempted + 1)
+        overtaking = with_later
     return overtaking
 
 

@@ -30,6 +30,7 @@ class QueueTimes:
 
     seconds: dict[str, float] = field(factory=dict)  # by cause
     preempted: int = 0  # times
+    preempted_for_later: int = 0  # of these, for requests that had arrived later
     # Others that were admitted while it waited, or that it was preempted for; and of
     # these, those that had arrived later.
     admitted: int = 0
@@ -126,11 +127,13 @@ class QueueFold:
     def _note_preemption(self, reason: Preempted, running: SampleIds) -> None:
         times = self.times.get(reason.id)
         if times is not None:
+            arrivals = self._arrivals
+            is_later = arrivals.get(reason.by[0], -1) > arrivals[reason.id]
             times.preempted += 1
+            times.preempted_for_later += is_later
             if reason.by in running:  # others are admitted next
-                arrivals = self._arrivals
                 times.admitted += 1
-                times.later += arrivals.get(reason.by[0], -1) > arrivals[reason.id]
+                times.later += is_later
         self._enter((reason.id, reason.sample))
 
     def _compare_prompt(self, request: Request, reason: Admitted) -> None:
