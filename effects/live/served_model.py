@@ -49,6 +49,7 @@ from minfer.effects.live.input_processing.template_settings import (
 from minfer.effects.live.kv_events.engine_events import (
     EngineEvents,
     Publisher,
+    check_layers,
     open_publisher,
 )
 from minfer.effects.setup.engine_args import REMOVED, EngineArgs
@@ -152,6 +153,7 @@ class ServedModel(ChatRenderer):
         """Load the model, and start its engine."""
         self._load_tokenizer(prepare(args))
         setup = self.setup
+        check_layers(setup.args.kv_events_config, setup.config)
         store = open_store(setup)
         executor = opening.open_executor(setup, self.tokenizer, logged(report), store)
         self.setup = setup = opening.with_costs(setup, executor)

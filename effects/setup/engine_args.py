@@ -221,7 +221,7 @@ class EngineArgs(ModelArg):
         '\'{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}\': '
         "enable_kv_cache_events, publisher (zmq, null), endpoint, replay_endpoint, "
         "buffer_steps, hwm, max_queue_size, topic; for routers such as Dynamo's, llm-d's "
-        "and AIBrix's. Events have the token ids of prompts, and are not encrypted (extra "
+        "and AIBrix's; they have the token ids of prompts, and are not encrypted (extra "
         "kv-events)",
         KV_EVENTS,
     )

@@ -3,10 +3,10 @@
     turn --> cache_changes (what was stored and removed) --> stored_blocks (its tokens)
          --> events --> publisher
 
-The first two are those that `minfer route` and the servers' own routers use. A block's
-hash is the end of its content key. Blocks are those of layers without a window; with tenants or
-salts, the key before the first block is among what its hash depends on (`extra_keys`), so
-that no router takes it for a hit of another tenant.
+The first is that of the servers' own routers. A block's hash is the end of its content
+key. Blocks are those of layers without a window; with tenants or salts, the key before
+the first block is among what its hash depends on (`extra_keys`), so that no router takes
+it for a hit of another tenant.
 """
 
 import time
@@ -24,12 +24,17 @@ from minfer.effects.live.kv_events.event_messages import (
     EventBatch,
     KvEvent,
 )
-from minfer.effects.setup.kv_events_settings import KvEventsConfig, published_events
+from minfer.effects.setup.kv_events_settings import (
+    SETTING,
+    KvEventsConfig,
+    kv_events_config,
+    published_events,
+)
 from minfer.records.config import EngineConfig
 from minfer.records.state import EngineState, Transition
 from minfer.routing.replica_events import cache_changes, routing_group
 from minfer.routing.stored_blocks import StoredBlocks, stored_blocks
-
+from minfer.values.checks import ConfigError
 
 _HASH_BYTES: Final = 8
 
@@ -65,6 +70,16 @@ def open_publisher(setting: object, *, caches_prefixes: bool) -> Publisher | Non
     """
     config = published_events(setting, caches_prefixes=caches_prefixes)
     return None if config is None else _open(config)
+
+
+def check_layers(setting: object, config: EngineConfig) -> None:
+    """Raise ConfigError if there are events, and no layers that they are about."""
+    events = kv_events_config(setting)
+    if events is not None and events.publishes and routing_group(config) is None:
+        raise ConfigError(
+            f"{SETTING}: all layers of this model have a window, and blocks of such "
+            "layers are not published; leave it out"
+        )
 
 
 def _open(config: KvEventsConfig) -> Publisher:

@@ -6,8 +6,8 @@
               {"type": "AllBlocksCleared"}
 
 Hashes are whole numbers of 64 bits, as vLLM's are by default: not all subscribers read
-longer ones. A field with its default is left out. vLLM's other fields (sessions, localities, lookahead
-tokens) are always left out here.
+longer ones. A field with its default is left out, and so are vLLM's other fields
+(sessions, localities, lookahead tokens).
 """
 
 from typing import Final

@@ -20,7 +20,7 @@ from attrs import evolve
 
 from minfer import LLM, SamplingParams
 from minfer.blocks.keys import Key, block_keys, root_key
-from minfer.effects.live.kv_events.engine_events import EngineEvents
+from minfer.effects.live.kv_events.engine_events import EngineEvents, check_layers
 from minfer.effects.live.kv_events.event_messages import AllBlocksCleared, EventBatch
 from minfer.effects.live.kv_events.zmq_publisher import ZmqPublisher
 from minfer.effects.proxy.backends import KvSource
@@ -169,6 +169,10 @@ def test_layers_that_all_have_windows_have_no_events() -> None:
     config = evolve(config_of(), groups=(CacheGroup(window=8),))
     _, recorder = published(config, asked("1", (1,) * 9))
     assert recorder.payloads == []
+    with pytest.raises(ConfigError, match="all layers of this model have a window"):
+        check_layers(ON, config)
+    check_layers({**ON, "publisher": "null"}, config)
+    check_layers(None, config)
 
 
 # --- over ZeroMQ ------------------------------------------------------------------------
