@@ -63,6 +63,7 @@ def explained(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.long
 def test_a_pool_that_is_too_small(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,6 +85,7 @@ def test_a_pool_that_is_too_small(
     assert "--num-gpu-blocks-override" in remedy
 
 
+@pytest.mark.long
 def test_a_priority_that_starves(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
