@@ -9,8 +9,9 @@ from minfer.effects.runs.explain_list import MAX_LISTED
 DESCRIPTION: Final = (
     "Explain where the time of a recorded request went: what it waited for, how often it "
     "was preempted and for which request, how much of its prompt was cached, and how its "
-    f"drafts did. Without REQUEST, list the latest {MAX_LISTED} requests of all runs, or "
-    "all with --json. Runs are recorded by --journal of serve, chat and generate. Needs "
+    "drafts did, the verdict and a remedy first. Without REQUEST, say what held the "
+    f"requests of all runs up, and list the {MAX_LISTED} that waited longest, or all "
+    "with --json. Runs are recorded by --journal of serve, chat and generate. Needs "
     "no model."
 )
 

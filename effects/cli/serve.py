@@ -257,6 +257,12 @@ def _web_options(add: Callable[..., Any]) -> None:
         "this machine's own; else any)",
     )
     add(
+        "--vllm-metrics",
+        action="store_true",
+        help="have /metrics write vLLM's names, too, such as vllm:num_requests_waiting: "
+        "for gateways and dashboards that read these",
+    )
+    add(
         "--otlp-traces-endpoint",
         default="",
         metavar="URL",

@@ -3,6 +3,7 @@ of `LLM` and `AsyncLLM`.
 """
 
 import contextlib
+import functools
 import gc
 import inspect
 import threading
@@ -44,6 +45,12 @@ from minfer.effects.live.input_processing.template_settings import (
     TemplateSettings,
     parsers_of,
     template_settings,
+)
+from minfer.effects.live.kv_events.engine_events import (
+    EngineEvents,
+    Publisher,
+    check_layers,
+    open_publisher,
 )
 from minfer.effects.setup.engine_args import REMOVED, EngineArgs
 from minfer.effects.setup.option_descriptions import settings_docstring
@@ -104,6 +111,8 @@ class ServedModel(ChatRenderer):
     tokenizer: Tokenizer | None
     template_settings: TemplateSettings
     epochs: FolderEpochs | None  # of the folder of KV blocks, if there is one
+    # Returns how often the prefix cache was reset, or its epoch.
+    count_resets: Callable[[], int]
     parsers: Parsers  # how the model writes tool calls and reasoning
     # Only of a server: the key that encrypts reasoning which clients keep; and whether
     # hosted tools are refused instead of being left out.
@@ -111,6 +120,7 @@ class ServedModel(ChatRenderer):
     refuses_hosted_tools: bool = False
     # The internals of an engine in this process, for tests and benchmarks.
     worker: EngineWorker
+    kv_events: EngineEvents | None = None  # what that publishes
     client: EngineClient
     frontend: Frontend
 
@@ -130,8 +140,22 @@ class ServedModel(ChatRenderer):
 
     def _open(self, args: EngineArgs, report: Report = ignore_progress) -> None:
         """Load the model, and start an engine."""
+        with contextlib.ExitStack() as stack:
+            publisher = open_publisher(
+                args.kv_events_config, caches_prefixes=args.enable_prefix_caching
+            )
+            if publisher is not None:
+                stack.callback(publisher.close)  # if it cannot be loaded
+            self._start_engine(args, report)
+            if publisher is not None:
+                self._publish_events(publisher)
+            stack.pop_all()
+
+    def _start_engine(self, args: EngineArgs, report: Report) -> None:
+        """Load the model, and start its engine."""
         self._load_tokenizer(prepare(args))
         setup = self.setup
+        check_layers(setup.args.kv_events_config, setup.config)
         store = open_store(setup)
         executor = opening.open_executor(setup, self.tokenizer, logged(report), store)
         self.setup = setup = opening.with_costs(setup, executor)
@@ -146,6 +170,17 @@ class ServedModel(ChatRenderer):
         )
         self.worker = EngineWorker(driver, journal, self.grammars, store)
         self._attach(self.worker, 0)
+
+    def _publish_events(self, publisher: Publisher) -> None:
+        """Publish the engine's KV events."""
+        config, fingerprint = self.setup.config, self.setup.fingerprint
+        cached_root = functools.lru_cache(1)(input_processor.cache_root)
+        self.kv_events = EngineEvents(
+            config,
+            publisher,
+            lambda: cached_root(fingerprint, self.count_resets()),
+        )
+        self.worker.turn_listeners.append(self.kv_events.observe)
 
     @classmethod
     def from_client(cls, client: EngineClient, setup: Setup, first: int = 0) -> Self:
@@ -189,6 +224,8 @@ class ServedModel(ChatRenderer):
     def _attach(self, client: EngineClient, first: int) -> None:
         self.client = client
         self.frontend = Frontend(client)
+        epochs = self.epochs
+        self.count_resets = lambda: client.resets if epochs is None else epochs.of_all
         # Imported and loaded objects stay alive: exclude them from garbage collections.
         gc.freeze()
         self.numbers = threading.Lock()
@@ -248,6 +285,8 @@ class ServedModel(ChatRenderer):
     def close(self) -> None:
         """Cancel all requests and release the model. May be called again."""
         self.client.close()
+        if self.kv_events is not None:
+            self.kv_events.close()
         self.grammars.close()
         gc.unfreeze()
 
@@ -283,7 +322,7 @@ class ServedModel(ChatRenderer):
             count=count,
             urgency=urgency,
             name=name,
-            resets=self.epochs.of_all if self.epochs else self.client.resets,
+            resets=self.count_resets(),
         )
         if isinstance(params, str):
             request = input_processor.make_pooled_request(request_input, params)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import asdict
+from attrs import asdict, frozen
 
 from minfer.analysis.explain import Explanation, explain_each, unknown_request
 from minfer.analysis.lives import Gap, Life, Phase, TimeSpent
@@ -27,7 +27,13 @@ from minfer.effects.live.request_names import (
     resumption_of,
     searches_matching,
 )
-from minfer.effects.runs.explain_list import ListedRequest, lines, list_requests
+from minfer.effects.runs.explain_list import (
+    MAX_LISTED,
+    ListedRequest,
+    by_time,
+    lines,
+    list_requests,
+)
 from minfer.effects.runs.explain_list import figures as listed_figures
 from minfer.effects.runs.explain_routing import (
     place_lines,
@@ -36,22 +42,26 @@ from minfer.effects.runs.explain_routing import (
     routing_of,
 )
 from minfer.effects.runs.explain_search import render_search, search_figures
+from minfer.effects.runs.explain_verdict import verdict
+from minfer.effects.runs.explain_words import cause_of
 from minfer.effects.runs.policy_overrides import strict_option, warn_of_overrides
 from minfer.effects.runs.recorded import machine_of, read_each, wire_name
 from minfer.effects.runs.report import draft_figures
+from minfer.effects.runs.run_verdict import run_verdict
 from minfer.journal.format import JournalError
 from minfer.journal.overrides import OverrideCounts
 from minfer.journal.redact import redacted_config
 from minfer.journal.replay import Journal
 from minfer.records.config import EngineConfig
 from minfer.records.tiers import TransferKind
+from minfer.values.checks import ConfigError
 
 SIZES: Final = (1, 8, 16, 32, 64, 128, 256)  # of blocks, for which hits are shown
 _IN: Final = "steps {steps:,}, its tokens {tokens:,}, those of others {others:,}"
 _KINDS: Final = {  # of time, in the order of the output
     "before": "before the journal begins",
-    "line": "head of the queue, waiting for: {cause}",
-    "behind": "behind others in the queue, which waited for: {cause}",
+    "line": "head of the queue, waiting for {waited_for}",
+    "behind": "behind others in the queue, whose head waited for {waited_for}",
     "prefill": f"prefill: {_IN}",
     "queued": "admitted, while a step before its own ran",
     "stalled": "running, but in no step",
@@ -60,7 +70,7 @@ _KINDS: Final = {  # of time, in the order of the output
     "failed": "in steps that failed, or behind them",
 }
 _REASONS: Final = {
-    "QueueBlocked": "head of the queue, blocked by: {cause}",
+    "QueueBlocked": "head of the queue, waiting for {waited_for}",
     "Admitted": "admitted; of {known:,} tokens {hit:,} were cached, {copied:,} copied",
     "Loading": "waits for {more:,} blocks from {tier}{costs}",
     "Recomputing": "computes {more:,} blocks that {tier} has{costs}",
@@ -125,15 +135,31 @@ def explain_options(parser: argparse.ArgumentParser) -> None:
         help="the id of an answer, such as chatcmpl-42, of a beam search, or of a "
         "request as the list names it; without it, requests are listed",
     )
+    parser.add_argument(
+        "--slowest",
+        type=_count,
+        metavar="N",
+        help="without REQUEST: list the N requests that took longest (default: the "
+        f"{MAX_LISTED} that waited longest, and were preempted most)",
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     strict_option(parser)
 
 
+def _count(text: str) -> int:
+    """A number of requests. Raises argparse.ArgumentTypeError."""
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
 def explain(options: argparse.Namespace) -> int:
-    """Explain a request, or list them; returns the exit code. Raises JournalError and
-    PolicyOverrideError.
+    """Explain a request, or list them; returns the exit code. Raises JournalError,
+    PolicyOverrideError, and ConfigError for options that do not go together.
     """
     name = options.request
+    if name is not None and options.slowest is not None:
+        raise ConfigError("--slowest lists requests; leave it or REQUEST out")
     if name is None:
         return _list_requests(options)
     # Engines that died, and those that continued their requests, have a run each.
@@ -177,18 +203,48 @@ def _unknown_request(path: Path, runs: Sequence[RunFiles], name: str) -> Journal
 def _list_requests(options: argparse.Namespace) -> int:
     """List the requests of every run; returns the exit code. Raises JournalError."""
 
-    def find(run: RunFiles) -> list[ListedRequest]:
+    def find(run: RunFiles) -> _Listing:
         journal, overrides = run.open(), OverrideCounts(options.strict_policy)
         turns = overrides.fold_turns(journal.turns())
-        requests = list_requests(turns, run.name, machine_of(journal))
-        warn_of_overrides(run.name, journal.config.policy, overrides)
-        return requests
+        config = journal.config
+        requests = list_requests(config, turns, run.name, machine_of(journal))
+        warn_of_overrides(run.name, config.policy, overrides)
+        return _Listing(config, requests)
 
-    listed_by_run, code = read_each(all_runs_in(options.file), find)
-    listed = [request for requests in listed_by_run for request in requests]
-    shown = lines(listed, str(options.file))
-    print(json.dumps(listed_figures(listed)) if options.json else "\n".join(shown))
+    listings, code = read_each(all_runs_in(options.file), find)
+    listed = [request for listing in listings for request in listing.requests]
+    if options.json:
+        chosen = sorted(listed, key=by_time)[: options.slowest]
+        print(json.dumps(listed_figures(listed if options.slowest is None else chosen)))
+        return code
+    for line in _verdicts(listings):
+        print(line)
+    print("\n".join(lines(listed, str(options.file), options.slowest)))
     return code
+
+
+@frozen
+class _Listing:
+    """The requests of a run."""
+
+    config: EngineConfig
+    requests: list[ListedRequest]
+
+
+def _verdicts(listings: Sequence[_Listing]) -> Iterator[str]:
+    """The verdict on runs; where they have several configurations, on each of these."""
+    by_config: list[_Listing] = []
+    for listing in listings:
+        for known in by_config:
+            if known.config == listing.config:
+                known.requests.extend(listing.requests)
+                break
+        else:
+            by_config.append(_Listing(listing.config, [*listing.requests]))
+    for listing in by_config:
+        if len(by_config) > 1 and listing.requests:
+            yield f"run {listing.requests[0].run}:"
+        yield from run_verdict(listing.config, listing.requests)
 
 
 def _explain_in(run: RunFiles, name: str, *, strict: bool) -> list[dict[str, Any]]:
@@ -232,15 +288,17 @@ def _requests_in(
 def figures(config: EngineConfig, explanation: Explanation) -> dict[str, Any]:
     """An explanation as JSON values. Times are in seconds, lengths in tokens."""
     lives = sorted(explanation.lives, key=lambda life: life.id)
-    return {
+    found = {
         "id": explanation.request.id,
         "prompt": len(explanation.request.prompt),
+        "priority": explanation.request.priority,
         "samples": [_sample(life) for life in lives],
         "max_tokens": explanation.request.max_tokens,
         "prefix": None
         if explanation.prefix is None
         else _prefix(config, explanation.prefix),
     }
+    return {**found, "verdict": verdict(config, found)}
 
 
 def _prefix(config: EngineConfig, prefix: PrefixComparison) -> dict[str, Any]:
@@ -259,6 +317,7 @@ def _prefix(config: EngineConfig, prefix: PrefixComparison) -> dict[str, Any]:
     return {
         "sample": 0,
         **asdict(prefix),
+        "size": size,
         "block": prefix.hit // size,
         "why": cause,
         "would": would,
@@ -348,6 +407,7 @@ def _render_request(explanation: dict[str, Any]) -> Iterator[str]:
     yield (
         "Request {id!r}: {prompt:,} prompt tokens, {max_tokens:,} to come at most"
     ).format(**explanation)
+    yield from explanation["verdict"]["lines"]
     for sample in explanation["samples"]:
         yield _sample_heading(sample)
         yield from map(_part_line, sample["parts"])
@@ -377,7 +437,8 @@ def _sample_heading(sample: dict[str, Any]) -> str:
 def _part_line(spent: dict[str, Any]) -> str:
     """A line for a kind of time and its amount."""
     kind = "behind" if spent["behind"] else spent["kind"]
-    words = _KINDS[kind].format(**spent)
+    waited_for = cause_of(spent["cause"]).waited_for.format(**spent)
+    words = _KINDS[kind].format(waited_for=waited_for, **spent)
     times = spent["preempted"]
     after = f" (after preemption {times})" if times else ""
     return f"{_ms(spent['seconds']):>16} {spent['turns']:>7,} turns  {words}{after}"
@@ -388,7 +449,15 @@ def _reason_lines(reasons: list[dict[str, Any]]) -> Iterator[str]:
         if words := _REASONS.get(reason["is"], ""):
             if reason.get("needs"):
                 words += " ({needs:,} needed, {available:,} available)"
-            yield f"  turn {reason['turn']:,}: " + words.format(**reason, **_tier(reason))
+            facts = {**reason, **_tier(reason), **_waited_for(reason)}
+            yield f"  turn {reason['turn']:,}: " + words.format(**facts)
+
+
+def _waited_for(reason: dict[str, Any]) -> dict[str, str]:
+    """What the words say of what the head of the queue waits for, if it does."""
+    if "cause" not in reason:
+        return {}
+    return {"waited_for": cause_of(reason["cause"]).waited_for.format(**reason)}
 
 
 def _tier(reason: dict[str, Any]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class Application:
         bundled = llm.setup.folder == bundled_folder()
         self.models = Models(names, int(time.time()), limits.context, chat, bundled)
         self.receiver = RequestReceiver(self.state, self.models, limits, bounds)
-        self.metrics = Metrics(llm, names[0])
+        self.metrics = Metrics(llm, names[0], vllm_names=bounds.vllm_metrics)
         self.records = AnswerRecords(llm)
         self.lookup = RequestLookup(self.records)
         self.health = Health(self.state, stall)

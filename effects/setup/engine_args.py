@@ -16,10 +16,12 @@ from minfer.effects.models.formats import READERS
 from minfer.effects.models.ranks import Parallel
 from minfer.effects.setup.custom_template import CustomTemplate
 from minfer.effects.setup.device import DEVICES
+from minfer.effects.setup.kv_events_settings import KvEventsConfig, kv_events_config
 from minfer.effects.setup.option_values import (
     BYTES,
     COUNT,
     FOLDER,
+    KV_EVENTS,
     LENGTH,
     MODEL,
     OBJECT,
@@ -39,6 +41,7 @@ from minfer.records.tiers import BY_COST, CHOICES
 _SHORT: Final = {"half": "float16", "float": "float32"}
 DTYPES: Final[Mapping[str, str]] = _SHORT | {name: name for name in DTYPE_BYTES}
 Speculative = Mapping[str, Any] | SpeculativeConfig | None
+KvEvents = Mapping[str, Any] | KvEventsConfig | None
 # Removed settings, and why they were removed.
 REMOVED: Final = {
     "max_repeat": "a step computes one token of each row, which is as fast as several"
@@ -212,6 +215,16 @@ class EngineArgs(ModelArg):
         'answers stay the same, or with the last one "standard" their distribution',
         SPECULATION,
     )
+    kv_events_config: KvEvents = option(  # noqa: RUF009 - a field
+        None,
+        "publish which blocks the prefix cache stores and removes; vLLM's keys, such as "
+        '\'{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}\': '
+        "enable_kv_cache_events, publisher (zmq, null), endpoint, replay_endpoint, "
+        "buffer_steps, hwm, max_queue_size, topic; for routers such as Dynamo's, llm-d's "
+        "and AIBrix's; they have the token ids of prompts, and are not encrypted (extra "
+        "kv-events)",
+        KV_EVENTS,
+    )
     enforce_eager: bool = option(
         False, "launch each GPU kernel by itself: no CUDA graphs (slower)"
     )
@@ -255,6 +268,13 @@ class EngineArgs(ModelArg):
             self.pipeline_parallel_size,
             self.enable_expert_parallel,
         )
+
+    def numbered(self, number: int) -> "EngineArgs":
+        """Returns the settings of engine `number` of several, with addresses of its own.
+        Raises ConfigError if it has none.
+        """
+        events = kv_events_config(self.kv_events_config)
+        return evolve(self, kv_events_config=events and events.of_engine(number))
 
     def with_blocks(self, count: int) -> "EngineArgs":
         """Returns these settings for an engine that replaces one with `count` KV blocks:

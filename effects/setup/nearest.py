@@ -1,8 +1,10 @@
 """Finds the known word that a mistyped word was meant to be."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Final
+
+from minfer.values.checks import ConfigError
 
 # How alike two words are, from 0 to 1, if one is a typo of the other. difflib's default,
 # 0.6, finds "messages" near "images", and "stream" near "system".
@@ -17,3 +19,16 @@ def nearest(
     """
     matches = get_close_matches(word, list(candidates), 1, min_similarity)
     return matches[0] if matches else None
+
+
+def check_keys(setting: str, keys: Iterable[object], known: Sequence[str]) -> None:
+    """Raise ConfigError for a key of the mapping `setting` that is not a `known` one."""
+    for key in keys:
+        if key not in known:
+            suggestion = nearest(str(key), known)
+            hint = (
+                f"did you mean {suggestion}?"
+                if suggestion
+                else f"there are {', '.join(known)}"
+            )
+            raise ConfigError(f"{setting}: {key!r:.80} is no key of it; {hint}")

@@ -14,6 +14,7 @@ from typing import Any, Final
 from attrs import Attribute, field, frozen
 
 from minfer.effects.setup.custom_template import CustomTemplate
+from minfer.effects.setup.kv_events_settings import kv_events_config
 from minfer.effects.setup.speculation_settings import speculative_config
 from minfer.policies.builtin import policy_named
 from minfer.records.policy import Policy
@@ -190,6 +191,12 @@ WORD: Final = OptionKind("a word", _is_word)
 SPECULATION: Final = OptionKind(
     "a mapping of its keys",
     lambda value: speculative_config(value) is not None or value is None,
+    "JSON",
+    read_json_object,
+)
+KV_EVENTS: Final = OptionKind(
+    "a mapping of its keys",
+    lambda value: kv_events_config(value) is not None or value is None,
     "JSON",
     read_json_object,
 )

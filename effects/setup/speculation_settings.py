@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from attrs import Attribute, field, fields, frozen
 
-from minfer.effects.setup.nearest import nearest
+from minfer.effects.setup.nearest import check_keys
 from minfer.records.speculation import (
     DEVICE,
     HOST,
@@ -164,15 +164,7 @@ def speculative_config(setting: Any) -> SpeculativeConfig | None:
             f"{_SETTING} must be a mapping of its keys, not {setting!r:.80}"
         )
     keys = [attribute.name for attribute in fields(SpeculativeConfig)]
-    for name in setting:
-        if name not in keys:
-            suggestion = nearest(str(name), keys)
-            hint = (
-                f"did you mean {suggestion}?"
-                if suggestion
-                else f"there are {', '.join(keys)}"
-            )
-            raise ConfigError(f"{_SETTING}: {name!r:.80} is no key of it; {hint}")
+    check_keys(_SETTING, setting, keys)
     if "method" not in setting:
         if setting.get("model") is None:
             raise ConfigError(f"{_SETTING} needs a method: one of {', '.join(METHODS)}")

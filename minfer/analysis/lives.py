@@ -27,6 +27,7 @@ from minfer.analysis.drafts import SampleDrafts, sample_drafts, tally_of
 from minfer.planning.schedule import queue_blocked_by
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
+    Admitted,
     Discarded,
     Emit,
     Ended,
@@ -83,6 +84,17 @@ class Moment:
 
 
 @frozen
+class Overtaking:
+    """Others that were admitted while a sample waited, or that it was preempted for."""
+
+    admitted: int = 0
+    later: int = 0  # of these, those that had arrived later than it
+    preempted: int = 0  # times that it was preempted for a later one
+    latest: SampleId | None = None  # the last of these
+    priorities: tuple[int, int] | None = None  # of these, the most and least urgent
+
+
+@frozen
 class Gap:
     """The time between two outputs."""
 
@@ -103,6 +115,7 @@ class Life:
     preempted: int = 0  # times
     early: bool = False  # had tokens before the run: the time of its first is unknown
     parts: Map[Phase, TimeSpent] = Map()  # all of its time from `arrived` to `upto`
+    overtaking: Overtaking = Overtaking()
     # by turn; with those of others that were preempted for it
     reasons: tuple[tuple[int, Reason], ...] = ()
     first: float | None = None  # when its first tokens came
@@ -230,7 +243,11 @@ class FollowedSample:
         current = phase_of(self.config, parsed.turn.before, self.life)
         failed = () if current.run_id is None else parsed.discarded
         life = self._with_failure(parsed) if failed else self._with_time(parsed, current)
-        life = evolve(life, preempted=life.preempted + _preemptions(life.id, parsed))
+        life = evolve(
+            life,
+            preempted=life.preempted + _preemptions(life.id, parsed),
+            overtaking=_overtaking(life, parsed),
+        )
         self.life = self._with_outputs(life, parsed, failed)
         if parsed.ended_plans or current.run_id is None:
             self.confirmed = self.life
@@ -314,6 +331,48 @@ def _preemptions(name: SampleId, parsed: ParsedTurn) -> int:
         isinstance(reason, Preempted) and (reason.id, reason.sample) == name
         for reason in parsed.turn.transition.reasons
     )
+
+
+def _overtaking(life: Life, parsed: ParsedTurn) -> Overtaking:
+    """The admissions of others so far, with those of this turn if the sample waits."""
+    overtaking, before = life.overtaking, parsed.turn.before
+    own = before.requests.get(life.id[0])
+    if own is None:
+        return overtaking
+    waits = life.id not in before.running.ids
+    for reason in parsed.turn.transition.reasons:
+        if isinstance(reason, Admitted) and waits and reason.id != life.id[0]:
+            ahead = reason.id, reason.sample
+        elif isinstance(reason, Preempted) and (reason.id, reason.sample) == life.id:
+            ahead = reason.by
+        else:
+            continue
+        overtaking = evolve(overtaking, admitted=overtaking.admitted + 1)
+        with_later = _with_later(overtaking, ahead, own.place[1], parsed.turn)
+        if with_later is not overtaking and isinstance(reason, Preempted):
+            with_later = evolve(with_later, preempted=with_later.preempted + 1)
+        overtaking = with_later
+    return overtaking
+
+
+def _with_later(
+    overtaking: Overtaking, ahead: SampleId, arrival: int, turn: Turn
+) -> Overtaking:
+    """With a sample that went ahead of one with this number of arrival, if it came
+    later.
+    """
+    after = turn.transition.state
+    live = after.requests.get(ahead[0]) or turn.before.requests.get(ahead[0])
+    if live is None or live.place[1] <= arrival:
+        return overtaking
+    run = after.running
+    seq = run.seqs[run.ids.index(ahead)] if ahead in run.ids else None
+    known = overtaking.priorities
+    if seq is not None:
+        level = seq.request.priority
+        least, most = known or (level, level)
+        known = min(least, level), max(most, level)
+    return evolve(overtaking, later=overtaking.later + 1, latest=ahead, priorities=known)
 
 
 def _end(name: SampleId, parsed: ParsedTurn) -> Finished | None:

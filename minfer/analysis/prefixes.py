@@ -15,6 +15,7 @@ from operator import ne
 from attrs import define, evolve, field, frozen
 
 from minfer.analysis.lives import ParsedTurn
+from minfer.analysis.near_prefix import OneTokenEdit, one_token_edit, packed
 from minfer.journal.redact import redacted_config
 from minfer.lifecycle.committed import committed
 from minfer.records.config import EngineConfig
@@ -48,6 +49,11 @@ class PrefixComparison:
     missed: int | None = None
     # whether other layers had it, and no state of recurrent layers was kept behind it
     lacked_state: bool = False
+    # The one of them whose tokens are alike but for one token, if that costs a block; its
+    # token at that place, and the request's own (None: there is none, or it is redacted).
+    edit: OneTokenEdit | None = None
+    edit_with: SampleId | None = None
+    edit_tokens: tuple[int | None, int | None] = (None, None)
 
 
 @frozen(eq=False)
@@ -143,11 +149,14 @@ class PrefixTracker:
         is_redacted = self.config == redacted_config(self.config)
         grain = self.config.block_size if is_redacted else 1
         best = PrefixComparison(admitted.known, admitted.hit)
+        history = packed(target.history)
         for candidate in (*self.past.values(), *self._earlier(state, target)):
             request = candidate.seq.request
             if request.root != target.request.root or request.id == admitted.id:
                 continue
             num_common = _num_common(target.history, candidate.tokens)
+            if grain == 1:
+                best = self._with_edit(best, history, target, candidate)
             num_common -= num_common % grain
             if num_common > best.shared:
                 best = evolve(best, shared=num_common, shared_with=candidate.seq.id)
@@ -158,6 +167,29 @@ class PrefixTracker:
                 cached=max(best.cached, min(num_common, candidate.cached)),
             )
         return best
+
+    def _with_edit(
+        self,
+        best: PrefixComparison,
+        history: bytes,
+        target: Sequence,
+        candidate: _KnownTokens,
+    ) -> PrefixComparison:
+        """The comparison with the edit that a candidate needs to be `target`, if no other
+        leaves as many tokens alike.
+        """
+        tokens = candidate.tokens
+        edit = one_token_edit(history, tokens.tobytes())
+        size = self.config.block_size
+        lost = min(edit.at + edit.alike, best.known - 1) // size - best.hit // size
+        alike = max(size - 1, best.edit.alike if best.edit else 0)
+        if lost < 1 or edit.alike <= alike:
+            return best
+        pair = (
+            tokens[edit.at] if edit.at < len(tokens) else None,
+            target.history[edit.at] if edit.at < len(target.history) else None,
+        )
+        return evolve(best, edit=edit, edit_with=candidate.seq.id, edit_tokens=pair)
 
     def _earlier(self, state: EngineState, target: Sequence) -> Iterator[_KnownTokens]:
         """The sequences that run since before `target`, and waiting ones that arrived

@@ -107,13 +107,15 @@ def run_engine(
     with contextlib.closing(ServedModel.from_engine_args(args, report)) as model:
         _end_with_ranks(model.worker.driver.executor)
         model.warm_grammars()
+        if model.epochs is None:
+            model.count_resets = engine_server.count_resets
         loaded_event.set()
         _write_num_blocks(path, model.setup.config.num_blocks)
         publisher = None
         if routed:
             driver = model.worker.driver
             publisher = CacheEventPublisher(driver.config, lambda: driver.state)
-            model.worker.on_turn = engine_server.note_turn
+            model.worker.turn_listeners.append(engine_server.note_turn)
         engine_server.open(model.client, _ready_message(model.setup), publisher)
         if api_server_socket is not None and not api_server_socket.own:
             link_server.accept_links(

@@ -138,6 +138,10 @@ class EngineServer:
                 case EngineDied():
                     self._on_death(message.reason)
 
+    def count_resets(self) -> int:
+        """How often API servers have reset the prefix cache."""
+        return self._resets
+
     def note_turn(self, before: EngineState, transition: Transition) -> None:
         """Pass on what a turn of the engine has changed in its cache, in its thread."""
         with self._lock:

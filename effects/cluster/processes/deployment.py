@@ -214,6 +214,11 @@ def read_deployment(options: argparse.Namespace) -> Deployment:
 def _check_distributed(options: argparse.Namespace) -> None:
     """Raise ConfigError if engines cannot be placed by what is asked to."""
     package = options.distributed
+    if package and options.kv_events_config:
+        raise ConfigError(
+            f"--kv-events-config is for engines of this machine, not of --distributed "
+            f"{package}; leave one of them out"
+        )
     if package and find_spec(package) is None:
         raise ConfigError(
             f"--distributed {package} needs {package}: {how_to_install('ray')}"

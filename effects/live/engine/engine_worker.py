@@ -59,8 +59,9 @@ class EngineWorker:
         self.journal = journal
         self.store = store
         self.tally = TotalsCounter()
-        # Gets each turn, once its outputs were sent: the state before, what it did.
-        self.on_turn: Callable[[EngineState, Transition], None] | None = None
+        # Each gets every turn, once its outputs were sent: the state before, and what
+        # the turn did.
+        self.turn_listeners: list[Callable[[EngineState, Transition], None]] = []
         # Guards all attributes below, and is notified when events are posted.
         self.posted = threading.Condition()
         self.reporter = OutputReporter(driver.config, self.posted)
@@ -334,8 +335,8 @@ class EngineWorker:
         ) is not None:
             self._free(outputs.finished, transition.state)
             reporter.send(outputs)
-        if self.on_turn is not None:
-            self.on_turn(before, transition)
+        for listener in self.turn_listeners:
+            listener(before, transition)
         self.tally.count_turn(transition)
         self.tally.count_drafts(drafts)
 

@@ -130,8 +130,13 @@ class RequestInput:
         salt = self.prompt.salt
         if not self.setup.args.enable_prefix_caching:
             salt = f"request {self.count}".encode()
-        key = root_key(self.setup.fingerprint, salt)
-        return root_key(key, f"reset {self.resets}".encode()) if self.resets else key
+        return cache_root(self.setup.fingerprint, self.resets, salt)
+
+
+def cache_root(fingerprint: bytes, resets: int, salt: bytes = b"") -> Key:
+    """The key before the first block of prompts with a salt, after so many resets."""
+    key = root_key(fingerprint, salt)
+    return root_key(key, f"reset {resets}".encode()) if resets else key
 
 
 def make_request(

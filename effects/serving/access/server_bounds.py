@@ -36,6 +36,7 @@ class ServerBounds:
     refuse_hosted_tools: bool = False  # else they are left out
     trust_request_chat_template: bool = False  # whether requests may bring templates
     tokenizer_info: bool = False  # whether GET /tokenizer_info is served
+    vllm_metrics: bool = False  # whether /metrics has vLLM's names, too
     connection_limits: ConnectionLimits = field(factory=ConnectionLimits)
 
 
@@ -58,6 +59,7 @@ def read_bounds(options: argparse.Namespace) -> ServerBounds:
         refuse_hosted_tools=options.refuse_hosted_tools,
         trust_request_chat_template=options.trust_request_chat_template,
         tokenizer_info=options.enable_tokenizer_info_endpoint,
+        vllm_metrics=options.vllm_metrics,
         connection_limits=ConnectionLimits(
             connections=check_whole("max-connections", options.max_connections, 1),
             header=check_seconds("header-timeout", options.header_timeout),

@@ -1,4 +1,5 @@
-"""Metrics of an engine for Prometheus: vLLM's, under the prefix `minfer_`.
+"""Metrics of an engine for Prometheus: vLLM's, under the prefix `minfer_`; by an option
+under vLLM's own, too (`vllm_metrics`).
 
 Names and meanings are vLLM's (minfer's own: `failed_steps`, `overruled_policy_answers`,
 `request_wait_seconds`, `request_preemptions`, and of a journal, if there is one,
@@ -25,6 +26,7 @@ from minfer.effects.live.totals import (
 )
 from minfer.effects.serving.observability.metric_help import HELP, SETTINGS
 from minfer.effects.serving.observability.replica_metrics import replica_metrics
+from minfer.effects.serving.observability.vllm_metrics import vllm_metrics
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.effects.text.timeline import Timeline
 
@@ -64,10 +66,12 @@ class Metrics(Collector):
     thread.
     """
 
-    def __init__(self, llm: ServedModel, model: str) -> None:
+    def __init__(self, llm: ServedModel, model: str, *, vllm_names: bool = False) -> None:
+        """`vllm_names` adds the metrics under vLLM's names."""
         self.client = llm.client
         self.setup = llm.setup
         self.model = model
+        self.vllm_names = vllm_names
         self.buckets = {
             name: HistogramBuilder(SECONDS_BOUNDS) for name in _TIME_HISTOGRAMS
         }
@@ -141,6 +145,13 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[core.Metric]:
         """All metrics, at present."""
+        families = [*self._collect()]
+        yield from families
+        if self.vllm_names:
+            yield from vllm_metrics(families)
+
+    def _collect(self) -> Iterator[core.Metric]:
+        """All metrics under minfer's names."""
         snapshot = self.client.snapshot()
         # Of all API servers, if there are several; this one has reported its own by then.
         totals = (

@@ -158,7 +158,7 @@ class ForkedServer:
         return {
             name: LocalEngine(
                 name=name,
-                args=evolve(settings[number], kv_peers=plans[number]),
+                args=evolve(settings[number].numbered(number), kv_peers=plans[number]),
                 device=devices[number],
                 path=self.paths[number],
                 api_servers=self.api_servers,

@@ -45,6 +45,7 @@ from minfer.effects.serving.wire.shared_counts import SharedCounts
 from minfer.effects.serving.wire.tls import Tls
 from minfer.effects.serving.wire.websocket import ENVELOPE_BYTES, SOCKETS
 from minfer.effects.setup.engine_args import EngineArgs, engine_args
+from minfer.effects.setup.kv_events_settings import published_events
 from minfer.values.checks import ConfigError
 
 DRAIN_SECONDS: Final = 5  # that answers have to be sent when the server ends
@@ -298,6 +299,7 @@ def read_options(options: argparse.Namespace) -> tuple[EngineArgs, HttpOptions]:
         kv_disk_secret=options.cache_secret,
     )
     args = with_template_read(args)
+    published_events(args.kv_events_config, caches_prefixes=args.enable_prefix_caching)
     tls = Tls(
         certfile=options.ssl_certfile,
         keyfile=options.ssl_keyfile,

@@ -72,6 +72,11 @@ def test_engines(options: list[str], expected: tuple[Any, ...]) -> None:
         (True, [*APART, "--tensor-parallel-size=2"], "are for engines of one rank"),
         (True, [*APART, "--prefill-tensor-parallel-size=2"], "engines of one rank"),
         (True, ["--prefill=1"], "--prefill and --decode need each other"),
+        (
+            True,
+            ['--kv-events-config={"enable_kv_cache_events": true}'],
+            "engines of this machine, not of --distributed ray",
+        ),
     ],
 )
 def test_what_no_cluster_can_have(

@@ -318,7 +318,7 @@ class World:
             news = None
             if len(self.replicas) > 1:
                 news = CacheEventPublisher(config, lambda: driver.state)
-                replica.engine.on_turn = self.watching(replica.host)
+                replica.engine.turn_listeners = [self.watching(replica.host)]
             replica.host.open(replica.engine, READY, news)
 
     @property

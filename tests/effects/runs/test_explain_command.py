@@ -124,13 +124,21 @@ def test_a_wait_behind_others_in_plain_words(
     run.turn(*(Submit(request(name, 3, tokens=3)) for name in "abc"))
     run.drain()
     text = printed(capsys, saved(tmp_path, run), "c")
-    assert text.splitlines()[:5] == [
+    assert text.splitlines()[:7] == [
         "Request 'c': 3 prompt tokens, 3 to come at most",
-        "Sample 0: 9,000.0 ms until turn 9: 'length', 3 tokens, the first at 7,000.0 ms",
-        "      3,000.0 ms       3 turns  head of the queue, waiting for: rows",
         (
-            "      3,000.0 ms       3 turns  behind others in the queue, which waited "
-            "for: rows"
+            "Verdict: 6,000.0 ms of 9,000.0 ms: all rows of the batch were taken: 1 "
+            "sequences run at once"
+        ),
+        "  remedy: raise --max-num-seqs above 1, or add engines (--replicas)",
+        "Sample 0: 9,000.0 ms until turn 9: 'length', 3 tokens, the first at 7,000.0 ms",
+        (
+            "      3,000.0 ms       3 turns  head of the queue, waiting for a free row "
+            "of the batch"
+        ),
+        (
+            "      3,000.0 ms       3 turns  behind others in the queue, whose head "
+            "waited for a free row of the batch"
         ),
         (
             "      1,000.0 ms       1 turns  prefill: steps 1, its tokens 3, those of "
@@ -146,7 +154,7 @@ def test_a_sample_that_has_not_ended_has_no_length(
     run.turn(Submit(request("a", 3, tokens=9)))
     run.turn()
     run.turn()
-    line = printed(capsys, saved(tmp_path, run), "a").splitlines()[1]
+    line = printed(capsys, saved(tmp_path, run), "a").splitlines()[2]
     assert line == "Sample 0: 2,000.0 ms until turn 2: goes on, the first at 1,000.0 ms"
 
 
@@ -160,7 +168,7 @@ def test_of_a_first_token_before_the_journal_no_time_is_reported(
     run.turns = run.turns[3:]
     path = saved(tmp_path, run)
     assert reported(capsys, path, "a")["samples"][0]["first"] is None
-    line = printed(capsys, path, "a").splitlines()[1]
+    line = printed(capsys, path, "a").splitlines()[2]
     assert line == "Sample 0: 5,000.0 ms until turn 5: 'length', 5 tokens"
 
 

@@ -43,14 +43,19 @@ def test_the_list_as_people_see_it(
     path = saved(tmp_path, run)
     assert main(["explain", str(path)]) == 0
     out = capsys.readouterr().out
-    first, head, first_row, second_row, *hints = out.splitlines()
+    verdict, remedy, first, head, first_row, second_row, *hints = out.splitlines()
+    assert verdict.startswith("Verdict: requests waited 50% of their time: all rows ")
+    assert remedy.startswith("  remedy: raise --max-num-seqs above 1")
     assert first == f"2 requests in {path}"
     assert head.split() == [
         *("id", "came", "at,", "s", "prompt", "written", "first,", "ms", "took,", "ms"),
-        "ended",
+        *("waited,", "ms", "preempted", "ended", "waited", "mostly", "for"),
     ]
-    assert first_row.split() == ["a-0", "0.000", "3", "0", "1,000.0", "-", "goes", "on"]
-    assert second_row.startswith(r"'b\x1b[2J'")
+    assert second_row.split() == [
+        *("a-0", "0.000", "3", "0", "1,000.0", "-", "0.0", "0", "goes", "on"),
+    ]
+    assert first_row.startswith(r"'b\x1b[2J'")
+    assert first_row.endswith("goes on   a free row of the batch")
     assert "\x1b" not in out
     assert hints[0] == f"minfer explain {path} ID says where the time of one of them went"
 
@@ -65,7 +70,7 @@ def test_the_requests_of_every_run_are_listed(
         run.drain()
         write_journal(tmp_path / f"{name}-000001.journal", run.config, run.turns)
     assert main(["explain", str(tmp_path)]) == 0
-    first, _, *rows = capsys.readouterr().out.splitlines()
+    _, first, _, *rows = capsys.readouterr().out.splitlines()
     assert first == f"2 requests in {tmp_path}, of 2 runs"
     began = [row.split()[:2] for row in rows[:4:2]]
     assert began == [["run", name] for name in names]
@@ -78,18 +83,20 @@ def test_the_requests_of_every_run_are_listed(
     ]
 
 
-def test_of_many_the_latest_are_shown() -> None:
+def test_of_many_those_that_waited_longest_are_shown() -> None:
     run = Run(config())
     names = [f"r{i}" for i in range(MAX_LISTED + 5)]
     run.turn(*(Submit(request(name, 3, tokens=1)) for name in names))
     run.drain()
-    entries = list_requests(run.turns)
+    entries = list_requests(run.config, run.turns)
     assert [entry.id for entry in entries] == names
     assert all(entry.end == "length" and entry.tokens == 1 for entry in entries)
     assert all(entry.took == entry.first for entry in entries)
     first, _, *rows = lines(entries, "runs")
-    assert (
-        first
-        == f"{MAX_LISTED + 5} requests in runs; the latest {MAX_LISTED} (--json has all)"
+    assert first == (
+        f"{MAX_LISTED + 5} requests in runs; the {MAX_LISTED} that waited longest "
+        "(--json has all)"
     )
-    assert rows[0].split()[0] == "r5"
+    assert rows[0].split()[0] == names[-3]  # first of the last batch
+    shown = [entry for entry in entries if entry.waited >= entries[5].waited]
+    assert {row.split()[0] for row in rows[:MAX_LISTED]} <= {e.id for e in shown}

@@ -44,7 +44,7 @@ def test_requests_of_all_replicas_are_listed(
     write_server(tmp_path)
     assert main(["explain", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("5 requests in ")
+    assert out.startswith("Verdict: nothing held requests up\n5 requests in ")
     assert re.findall(r"^run (\S+) on (\S+)$", out, re.M) == [
         ("replica-0/20260101T000000Z-7.0", "node-0"),
         ("replica-1/20260101T000000Z-8.0", "node-1"),
@@ -58,8 +58,9 @@ def test_what_is_not_recorded_is_not_said(
     """Of a journal without a machine, which is that of the only engine."""
     write_run(tmp_path / "20260101T000000Z-7.0-000001.journal", "cmpl-a-0")
     assert main(["explain", str(tmp_path), "cmpl-a"]) == 0
-    first, second, *_ = capsys.readouterr().out.splitlines()
+    first, verdict, second, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("Request 'cmpl-a-0'")
+    assert verdict.startswith("Verdict: ")
     assert second.startswith("Sample 0")
 
 

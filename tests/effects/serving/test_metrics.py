@@ -2,6 +2,7 @@
 one by one.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -311,6 +312,67 @@ def test_a_policys_answers_that_could_not_be_used_are_counted(
     samples = read(metrics)
     assert samples["overruled_policy_answers_total"] == 3
     assert samples["request_success_total length"] == 3
+
+
+# Names that vLLM 0.33 writes, as far as they are written here too.
+OF_VLLM: dict[str, str] = dict.fromkeys(
+    (
+        "cache_config_info",
+        "e2e_request_latency_seconds_sum",
+        "generation_tokens_total",
+        "inter_token_latency_seconds_bucket",
+        "iteration_tokens_total_count",
+        "kv_cache_usage_perc",
+        "num_preemptions_total",
+        "num_requests_running",
+        "num_requests_waiting",
+        "prefix_cache_hits_total",
+        "prefix_cache_queries_total",
+        "prompt_tokens_total",
+        "request_decode_time_seconds_sum",
+        "request_generation_tokens_sum",
+        "request_inference_time_seconds_sum",
+        "request_params_max_tokens_sum",
+        "request_params_n_sum",
+        "request_prefill_time_seconds_sum",
+        "request_prompt_tokens_sum",
+        "request_queue_time_seconds_sum",
+        "request_success_total",
+        "request_time_per_output_token_seconds_sum",
+        "spec_decode_num_accepted_tokens_total",
+        "spec_decode_num_draft_tokens_total",
+        "spec_decode_num_drafts_total",
+        "time_to_first_token_seconds_bucket",
+    ),
+    "",
+) | {"request_num_preemptions_sum": "request_preemptions_sum"}
+
+
+def test_names_of_vllm_have_the_same_values(start_llm: StartLLM) -> None:
+    llm, metrics, _ = start_llm(num_gpu_blocks_override=64)
+    llm.generate([[i] * 20 for i in range(1, 6)], STEADY)
+    settle(llm)
+    assert "vllm:" not in generate_latest(metrics.registry).decode()
+    metrics.vllm_names = True
+    samples: dict[str, dict[frozenset[tuple[str, str]], float]] = defaultdict(dict)
+    text = generate_latest(metrics.registry).decode()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            samples[sample.name][frozenset(sample.labels.items())] = sample.value
+    engine = ("engine", "0")
+    for name, own_name in OF_VLLM.items():
+        assert samples[f"vllm:{name}"] == {
+            labels | {engine}: value
+            for labels, value in samples[f"minfer_{own_name or name}"].items()
+        }, name
+        assert samples[f"vllm:{name}"]
+    reasons = samples["vllm:num_requests_waiting_by_reason"]
+    assert {value for labels in reasons for key, value in labels if key == "reason"} == {
+        "capacity",
+        "deferred",
+    }
+    (adapters,) = samples["vllm:lora_requests_info"]
+    assert ("max_lora", "0") in adapters
 
 
 def test_a_stop_string_in_the_last_token_counts_as_the_reader_sees_it() -> None:

@@ -7,7 +7,8 @@ import { count, tickLabel } from "./format.js";
 import { marks } from "./lives.js";
 import { kind, log, run } from "./run.js";
 
-const APART = 80; // pixels, at least, from one mark to the next
+const APART = 80; // pixels, at least, from one mark to the next, or on narrow screens:
+const MARKS = 5;
 // Seconds from one mark to the next that a person can count in.
 const CLOCKS = [15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 86400];
 
@@ -24,7 +25,7 @@ export function drawRuler() {
 
 // From one mark to the next, in seconds or turns.
 function tickSize() {
-  const least = ((view.to - view.from) / wide) * APART;
+  const least = ((view.to - view.from) / wide) * Math.min(APART, wide / MARKS);
   const ten = 10 ** Math.floor(Math.log10(least));
   const nice = !byTurn() && least > 10 ? CLOCKS : [1, 2, 5, 10].map((n) => n * ten);
   return Math.max(nice.find((size) => size >= least) ?? least, byTurn() ? 1 : 0);

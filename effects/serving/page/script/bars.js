@@ -1,22 +1,18 @@
 // How times spread: a bar for each size, from short to long.
 
 import { el, svg } from "./dom.js";
-import { seconds } from "./format.js";
+import { seconds, short } from "./format.js";
 
 const FEWEST = 7; // bars, however close together all values are
 const HIGH = 100;
 const GAP = 0.16; // of a bar's width
+const MOST_TICKS = 5; // below the bars
 
 export function bars(name) {
   const picture = svg("svg", { preserveAspectRatio: "none", role: "img" });
-  const low = el("span");
-  const high = el("span");
-  const element = el(
-    "div",
-    { className: "chart spread" },
-    picture,
-    el("div", { className: "ends" }, low, high),
-  );
+  const top = el("span", { className: "top" });
+  const ticks = el("div", { className: "ticks" });
+  const element = el("div", { className: "chart spread" }, top, picture, ticks);
 
   function draw({ bounds, counts, many }, words) {
     const { from, to } = range(counts);
@@ -37,15 +33,26 @@ export function bars(name) {
     picture.setAttribute("viewBox", `0 0 ${to - from + 1} ${HIGH}`);
     picture.setAttribute("aria-label", words);
     picture.replaceChildren(...shapes);
-    low.textContent = many ? seconds(bounds[from - 1] ?? 0).replace("0.0 ms", "0") : "";
-    high.textContent = many
-      ? to < bounds.length
-        ? seconds(bounds[to])
-        : `over ${seconds(bounds.at(-1))}`
-      : "";
+    top.textContent = many ? short(most) : "";
+    ticks.replaceChildren(...(many ? marks(bounds, from, to) : []));
   }
 
   return { element, draw };
+}
+
+// Ticks between bars, each with the time that the bars to its left are at most.
+function marks(bounds, from, to) {
+  const places = to - from + 1;
+  const apart = Math.ceil(places / (MOST_TICKS - 1));
+  const made = [];
+  for (let place = 0; place <= places; place += apart) {
+    const bound = from + place - 1; // the upper one of the bar to the left
+    const value = bound < 0 ? "0" : bound < bounds.length ? seconds(bounds[bound]) : "∞";
+    const mark = el("span", {}, value);
+    mark.style.left = `${(100 * place) / places}%`;
+    made.push(mark);
+  }
+  return made;
 }
 
 // The bars to show: those with something in them, and some to either side.

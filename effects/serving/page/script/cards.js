@@ -14,6 +14,8 @@ const WAITS = {
   budget: "for token budget: the step is full",
   sibling: "for a sample that computes the same prompt",
   policy: "deferred by the scheduling policy",
+  loading: "for cached blocks that are on their way",
+  replica: "for a replica that takes requests",
   share: "while their clients use their share of rows",
   step: "for the next step",
   fault: "while a suspect of a failed step runs without others",

@@ -11,6 +11,7 @@ let writing = null; // what stops the answer that comes in
 
 export function listenToPrompt() {
   if (!model.chat) {
+    $("system-part").hidden = true; // it continues texts, and knows no roles
     $("input").placeholder = "The beginning of a text, which the model continues";
     $("max_tokens").value = Math.min(COMPLETION, Math.floor(model.max_model_len / 2));
   }
@@ -48,12 +49,19 @@ async function write(prompt) {
 
 function body(prompt) {
   const most = $("max_tokens").valueAsNumber;
+  const temperature = $("temperature").valueAsNumber; // NaN, if there is none
+  const system = $("system").value.trim();
+  const messages = [
+    ...(system ? [{ role: "system", content: system }] : []),
+    { role: "user", content: prompt },
+  ];
   return {
     model: model.id,
     stream: true,
     stream_options: { include_usage: true },
     ...(most ? { max_tokens: most } : {}),
-    ...(model.chat ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
+    ...(temperature >= 0 ? { temperature } : {}),
+    ...(model.chat ? { messages } : { prompt }),
   };
 }
 

@@ -31,6 +31,28 @@ def test_the_page_fits_a_laptop_and_asks_for_nothing(
     )
 
 
+@seen
+@pytest.mark.long
+def test_the_page_fits_a_phone(chromium: Browser, tmp_path: Path) -> None:
+    """Which shows a page as wide as a laptop's, and unreadably small, unless the page
+    says that it fits.
+    """
+    shown(chromium, tmp_path, scene())
+    phone = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+    chromium.call("Emulation.setDeviceMetricsOverride", **phone)
+    try:
+        chromium.wait("innerWidth === 390")
+        assert chromium.value("document.documentElement.scrollWidth") == 390
+        too_wide = """[...document.querySelectorAll('section *, aside *, nav *')].filter(
+            (one) => one.getBoundingClientRect().right > 390).map((one) => one.outerHTML)
+        """
+        assert chromium.value(too_wide) == []
+        body = "parseFloat(getComputedStyle(document.body).fontSize)"
+        assert chromium.value(body) >= 15
+    finally:
+        chromium.call("Emulation.clearDeviceMetricsOverride")
+
+
 def contrast(first: str, second: str) -> float:
     """WCAG's contrast ratio of two colors."""
 

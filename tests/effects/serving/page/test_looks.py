@@ -88,3 +88,16 @@ def test_no_figure_of_a_card_is_cut_off(
         }).length"""
     )
     assert cut == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("view", ["prompt", "live"])
+def test_the_page_fits_a_phone(chromium: Browser, dry: Serving, view: str) -> None:
+    visit(chromium, dry, view, wide=390)
+    assert chromium.value("document.documentElement.scrollWidth") == 390
+    too_wide = """[...document.querySelectorAll('main *, header *')].filter((one) =>
+        one.getBoundingClientRect().right > 390).map((one) => one.outerHTML)"""
+    assert chromium.value(too_wide) == []
+    fields = "[...document.querySelectorAll('input, textarea')]"
+    sizes = f"{fields}.map((one) => parseFloat(getComputedStyle(one).fontSize))"
+    assert min(chromium.value(sizes)) >= 16, "phones enlarge the page around others"

@@ -85,6 +85,30 @@ def test_max_tokens_are_sent_if_they_are_set(page: Browser) -> None:
 
 
 @pytest.mark.long
+def test_a_temperature_and_a_system_prompt_are_sent_if_they_are_set(
+    page: Browser,
+) -> None:
+    overhear(page)
+    write(page, "Hello?")
+    settled(page)
+    for name, value in (("temperature", "0.25"), ("system", "Be brief.")):
+        page.value(f"document.querySelector('#{name}').value = '{value}'")
+    page.key("Enter")
+    settled(page)
+    first, second = map(json.loads, page.value("asked"))
+    assert "temperature" not in first
+    assert second["temperature"] == 0.25
+    assert second["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello?"},
+    ]
+    page.value("document.querySelector('#temperature').value = '3'")
+    press(page, "#send")
+    assert page.value("document.querySelectorAll('#form :invalid').length") == 1
+    assert len(page.value("asked")) == 2
+
+
+@pytest.mark.long
 def test_an_empty_prompt_or_a_number_out_of_range_is_not_sent(page: Browser) -> None:
     overhear(page)
     press(page, "#send")

@@ -1,0 +1,1 @@
+"""KV events: an engine publishes which blocks its prefix cache has, as vLLM does."""

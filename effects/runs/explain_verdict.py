@@ -1,0 +1,152 @@
+"""The verdict of `minfer explain`: what cost one request most, why, and what to do.
+
+Its time is divided among causes: waits by what the head of the queue waited for, or, if
+most of those that were admitted meanwhile came later than it, as others' going first;
+waits and prefills after a preemption as that preemption's; and of its first prefill the
+part that the prefix cache could have saved. A cause counts from a tenth of the time on.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from minfer.effects.runs.explain_misses import lost_tokens, miss_words
+from minfer.effects.runs.explain_words import (
+    ORDER,
+    PREEMPTED,
+    PREFIX,
+    cause_of,
+    config_words,
+)
+from minfer.records.config import EngineConfig
+from minfer.records.sequence import SampleId
+
+MIN_SHARE: Final = 0.1  # of the time of a request, for a cause to count
+MIN_LATER: Final = 3  # admissions of later requests, for these to be the cause
+_ORDINARY: Final = {
+    "prefill": "prefill of its prompt",
+    "decode": "decode",
+    "queued": "waiting for the step before its own",
+    "stalled": "running without a step: for a block, for the host, or for a suspect",
+    "failed": "steps that failed",
+    "before": "time before the journal begins",
+}
+
+
+def verdict(config: EngineConfig, explanation: Mapping[str, Any]) -> dict[str, Any]:
+    """The verdict on the figures of a request: its causes, those that cost most first,
+    with seconds, words and remedy; and the lines that say it.
+    """
+    samples = explanation["samples"]
+    total = sum(sample["upto"] - sample["arrived"] for sample in samples)
+    seconds, facts = _seconds_by_cause(explanation)
+    words = {**config_words(config), **facts}
+    causes = [
+        {
+            "cause": name,
+            "seconds": spent,
+            "because": _because(name, words, explanation),
+            "remedy": _remedy(name, words, explanation),
+        }
+        for name, spent in sorted(seconds.items(), key=lambda item: -item[1])
+        if name == PREFIX or (spent >= MIN_SHARE * total and name not in _ORDINARY)
+    ]
+    return {"causes": causes, "lines": [*_lines(causes, seconds, total)]}
+
+
+def _lines(
+    causes: list[dict[str, Any]], seconds: Mapping[str, float], total: float
+) -> Iterator[str]:
+    if not causes:
+        longest = max(seconds, key=lambda name: seconds[name], default="")
+        share = seconds[longest] / total if total else 0.0
+        what = _ORDINARY.get(longest, longest)
+        detail = f": {share:.0%} of its time was {what}" if total else ""
+        yield f"Verdict: nothing held it up{detail}"
+        return
+    for i, cause in enumerate(causes):
+        title = "Also: " if i else "Verdict: "
+        ms = 1000 * cause["seconds"]
+        spent = f"{ms:,.1f} ms of {1000 * total:,.1f} ms: " if ms else ""
+        yield f"{title}{spent}{cause['because']}"
+        if cause["remedy"]:
+            yield f"  remedy: {cause['remedy']}"
+
+
+def _seconds_by_cause(
+    explanation: Mapping[str, Any],
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """The seconds of a request by cause, and what the words say of it."""
+    seconds: dict[str, float] = defaultdict(float)
+    later = admitted = preempted = 0
+    last: SampleId | None = None  # the last one that overtook a sample
+    priorities: list[int] = []
+    for sample in explanation["samples"]:
+        overtaking = sample["overtaking"]
+        starved = is_overtaken(
+            overtaking["later"], overtaking["admitted"], overtaking["preempted"]
+        )
+        if starved:
+            last = overtaking["latest"] or last
+            later += overtaking["later"]
+            admitted += max(overtaking["admitted"], overtaking["later"])
+            priorities += overtaking["priorities"] or ()
+        preempted += sample["preempted"]
+        for part in sample["parts"]:
+            seconds[_cause_of_part(part, starved=starved)] += part["seconds"]
+    prefix = explanation["prefix"]
+    if prefix and (lost := lost_tokens(prefix)):
+        computed = max(1, prefix["known"] - prefix["hit"])
+        saved = seconds["prefill"] * min(1.0, lost / computed)
+        seconds["prefill"] -= saved
+        seconds[PREFIX] += saved
+    facts = {
+        "later": later,
+        "last": last,
+        "admitted": admitted,
+        "preempted": preempted,
+        "priority": explanation["priority"],
+        "priorities": (min(priorities), max(priorities)) if priorities else None,
+    }
+    return dict(seconds), facts
+
+
+def is_overtaken(later: int, admitted: int, preempted_for_later: int) -> bool:
+    """Whether later requests are why one waited: they are most of those that went first,
+    or it was preempted for one of them.
+    """
+    return preempted_for_later > 0 or (later >= MIN_LATER and 2 * later > admitted)
+
+
+def _cause_of_part(part: Mapping[str, Any], *, starved: bool) -> str:
+    kind = part["kind"]
+    if kind == "recompute":
+        return ORDER if starved else PREEMPTED
+    if kind != "line":
+        return str(kind)
+    if starved:
+        return ORDER
+    return PREEMPTED if part["preempted"] else str(part["cause"])
+
+
+def _because(name: str, words: Mapping[str, Any], explanation: Mapping[str, Any]) -> str:
+    if name == PREFIX:
+        return miss_words(explanation["prefix"]).because
+    text = cause_of(name).because.format(cause=name, **words)
+    if name != ORDER:
+        return text
+    if words["last"] is not None:
+        text += f", {words['last'][0]!r} last"
+    if words["priorities"] is None:
+        return text
+    low, high = words["priorities"]
+    levels = f"{low}" if low == high else f"{low} to {high}"
+    if low == high == words["priority"]:
+        return text
+    return f"{text}; their priority was {levels}, its own {words['priority']}"
+
+
+def _remedy(name: str, words: Mapping[str, Any], explanation: Mapping[str, Any]) -> str:
+    if name == PREFIX:
+        return miss_words(explanation["prefix"]).remedy
+    return cause_of(name).remedy.format(**words)

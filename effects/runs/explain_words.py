@@ -1,0 +1,134 @@
+"""Causes of waits in words, each with its remedy: what `minfer explain` says of them.
+
+The causes are those of `QueueBlocked` and of `queue_blocked_by`, and three more: others
+went first (`ORDER`), a preemption (`PREEMPTED`), and a prefix that missed (`PREFIX`).
+"""
+
+from typing import Final
+
+from attrs import frozen
+
+from minfer.policies.builtin import POLICIES, Ageing, Priority
+from minfer.records.config import EngineConfig
+from minfer.records.policy import Policy
+
+ORDER: Final = "order"
+PREEMPTED: Final = "preempted"
+PREFIX: Final = "prefix"
+
+
+@frozen
+class Cause:
+    """A cause of waits: what was waited for, why, and what to do."""
+
+    waited_for: str
+    because: str
+    remedy: str = ""
+
+
+MORE_CACHE: Final = (
+    "enlarge the KV cache (--gpu-memory-utilization, --kv-cache-memory-bytes or "
+    "--num-gpu-blocks-override), store it in fewer bytes (--kv-cache-dtype fp8), or add "
+    "engines (--replicas)"
+)
+CAUSES: Final = {
+    "blocks": Cause(
+        "free KV blocks",
+        "the KV cache was full: it has {blocks:,} blocks of {size} tokens",
+        MORE_CACHE,
+    ),
+    "rows": Cause(
+        "a free row of the batch",
+        "all rows of the batch were taken: {rows:,} sequences run at once",
+        "raise --max-num-seqs above {rows:,}, or add engines (--replicas)",
+    ),
+    "budget": Cause(
+        "tokens of a step",
+        "others took all tokens of the steps: {budget:,} each",
+        "raise --max-num-batched-tokens above {budget:,}, which makes steps longer",
+    ),
+    "share": Cause(
+        "its client's share",
+        "its client had its share of the rows while other clients waited or ran",
+        "choose another --scheduling-policy than {policy}, or raise --max-num-seqs above "
+        "{rows:,}",
+    ),
+    "sibling": Cause(
+        "another sample of its request",
+        "another sample of the same request computed the prompt that they share",
+    ),
+    "policy": Cause(
+        "the scheduling policy",
+        "the scheduling policy {policy} held admissions back, to gather a batch",
+        "choose another --scheduling-policy, or give this one other options",
+    ),
+    "loading": Cause(
+        "its cached blocks",
+        "its cached blocks were on their way from host memory, a disk or another engine",
+        "have them computed instead (--kv-host-choice recompute, --kv-disk-choice "
+        "recompute)",
+    ),
+    "step": Cause(
+        "the next step",
+        "a step ran, and the next one was not planned yet",
+        "lower --max-num-batched-tokens, which makes steps shorter",
+    ),
+    "fault": Cause(
+        "a test of a suspect",
+        "steps had failed, and a suspect ran alone, to find the request that makes them "
+        "fail",
+        "see the server's log for the error",
+    ),
+    ORDER: Cause(
+        "others that went first",
+        "{later:,} of {admitted:,} admissions meanwhile were of requests that came "
+        "later: --scheduling-policy {policy} let them go first",
+        "{order_remedy}",
+    ),
+    PREEMPTED: Cause(
+        "what a preemption took",
+        "it was preempted {preempted:,} times, as the KV cache was full: it has "
+        "{blocks:,} blocks of {size} tokens. Its KV was computed again",
+        f"{MORE_CACHE}; or run fewer sequences at once (--max-num-seqs below {{rows:,}})",
+    ),
+}
+_UNKNOWN: Final = Cause("{cause}", "it waited for {cause}")
+
+
+def cause_of(name: str) -> Cause:
+    """The words for a cause; a later version may have others."""
+    return CAUSES.get(name, _UNKNOWN)
+
+
+def config_words(config: EngineConfig) -> dict[str, object]:
+    """What the words say of an engine."""
+    return {
+        "blocks": config.num_blocks,
+        "size": config.block_size,
+        "rows": config.max_num_seqs,
+        "budget": config.max_num_batched_tokens,
+        "policy": policy_name(config.policy),
+        "order_remedy": _order_remedy(config.policy),
+    }
+
+
+def _order_remedy(policy: Policy) -> str:
+    """What helps a request that a policy lets others overtake."""
+    other = "choose a --scheduling-policy by which waiting helps: ageing, fair or fcfs"
+    if isinstance(policy, Priority):
+        return f"raise its priority (a lower number), or {other}"
+    if isinstance(policy, Ageing):
+        return (
+            "raise its priority (a lower number), or have waiting count sooner: "
+            "--scheduling-policy ageing:seconds=, with fewer than now"
+        )
+    return (
+        "choose another --scheduling-policy, such as fcfs, which keeps the order of "
+        "arrival, or add engines (--replicas)"
+    )
+
+
+def policy_name(policy: Policy) -> str:
+    """The name of a policy as an option has it; of others, their class."""
+    names = {kind: name for name, kind in POLICIES.items()}
+    return names.get(type(policy), type(policy).__name__)
