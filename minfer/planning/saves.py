@@ -18,12 +18,15 @@ from minfer.planning.states import (
     block_before_state,
     droppable,
     is_pressed,
+    max_saves,
     most_state_pages,
+    most_urgent_first,
     next_save,
     state_key,
 )
 from minfer.planning.step_builder import StepBuilder
 from minfer.records.config import EngineConfig
+from minfer.records.messages import SavesSkipped
 from minfer.records.plan import Copy, Plan, SaveState
 from minfer.records.sequence import Chain, RowStates, edited, positions
 from minfer.records.state import EngineState
@@ -74,13 +77,17 @@ def add_saves(builder: StepBuilder, plan: Plan, out: list[int]) -> Plan:
     due = [*compress(range(len(run)), map(ge, scheduled, map(_save_at, run.chains)))]
     if not due:
         return plan
+    most, skipped = max_saves(config), 0
+    if len(due) > most:
+        due = most_urgent_first(run, due)
     drafting = _drafting(state)
     taker, saves, chains = _PageTaker(config, state), list[SaveState](), {}
     for i in due:
         states = run.chains[i].states
         pages: Pages = ()
         if scheduled[i] == states.save_at and run.run_ids[i] not in drafting:
-            pages = taker.take(states)
+            skipped += len(saves) == most
+            pages = taker.take(states) if len(saves) < most else ()
         if pages:
             saves.append(SaveState(i - bisect_left(out, i), pages))
         save_at = next_save(
@@ -95,6 +102,8 @@ def add_saves(builder: StepBuilder, plan: Plan, out: list[int]) -> Plan:
         chains[i] = evolve(
             run.chains[i], states=evolve(states, last=last, save_at=save_at)
         )
+    if skipped:
+        builder.reasons.append(SavesSkipped(plan.step, most, skipped))
     plan = evolve(plan, saves=tuple(saves))
     builder.state = evolve(
         state,

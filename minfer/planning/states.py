@@ -24,6 +24,11 @@ A position is a multiple of the block size, and a plan ends there: prefill chunk
 for the first two, which costs a step, and never for a stride. `RowStates.save_at` is the
 next position of a row.
 
+A step saves at most `max_saves` states, as their copies take time of all rows. Where more
+are due, the others are skipped: a row's next checkpoint comes one stride later. Those in
+prompts are saved first, as they are due once, and then the checkpoints of the rows whose
+last state is the furthest behind.
+
 A kept state is a child of its block in the prefix index (`minfer.blocks.prefix`): it is
 evicted like a block, before that. Kept states take at most `max_share` of the pool.
 Beyond it, or under pressure, a row's own earlier states make room for its next one, if
@@ -61,6 +66,21 @@ def block_before_state(config: EngineConfig, content: Key) -> Key:
 def most_state_pages(config: EngineConfig) -> int:
     """The pages that kept states take, at most; less than a state: none is kept."""
     return int(config.states.max_share * config.num_blocks)
+
+
+def max_saves(config: EngineConfig) -> int:
+    """The states that one step saves, at most."""
+    return max(1, config.states.max_saved_pages // config.state_pages)
+
+
+def most_urgent_first(run: Running, due: list[int]) -> list[int]:
+    """The positions `due` of rows whose states are to be saved, in order of urgency."""
+
+    def urgency(i: int) -> tuple[bool, int]:
+        scheduled, last = run.scheduled[i], run.chains[i].states.last
+        return scheduled >= run.num_known_at_admission[i], last - scheduled
+
+    return sorted(due, key=urgency)
 
 
 def is_pressed(config: EngineConfig, pool: Pool | PoolChange) -> bool:

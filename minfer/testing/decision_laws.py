@@ -103,6 +103,7 @@ class _Reader:
             num_known_at_admission=len(account.tokens),
             scheduled=admission.hit + admission.copied,
             kv=admission.hit,
+            last_state=admission.hit,
             tables=next(opened.tables for opened in plan.opens if opened.index == index),
         )
         books.seats[account.seat.run_id] = account.seat
@@ -126,6 +127,7 @@ class _Reader:
             num_known_at_admission=len(account.tokens),
             scheduled=admission.hit,
             kv=admission.hit,
+            last_state=admission.hit,
             tables=() if index is None else tables_of(run, index),
         )
         if self.books.config.state_group and admission.hit and index is not None:

@@ -11,15 +11,15 @@ from minfer.blocks.keys import Key
 from minfer.blocks.prefix import Pages, every_node
 from minfer.planning.states import most_state_pages
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Event, Moved
+from minfer.records.messages import Event, Moved, SavesSkipped
 from minfer.records.plan import Copy, Plan
 from minfer.records.sequence import NEVER
 from minfer.records.speculation import DEVICE
-from minfer.records.state import EngineState
+from minfer.records.state import EngineState, Transition
 from minfer.testing.accounts import Seat, state_key
 from minfer.testing.books import Books
 from minfer.testing.invariants import free_pages
-from minfer.testing.kept_states import kept_states
+from minfer.testing.kept_states import kept_states, max_saves
 from minfer.testing.law import require
 
 # --- of plans ---------------------------------------------------------------------------
@@ -39,8 +39,15 @@ def check_plan_states(
     for index, seat in seats.items():
         if index in opened and plan.starts[index]:
             copies += _check_start(books, plan, seat, plan.starts[index], after)
-        _check_saved(books, plan, index, seat, after)
+        _check_saved(books, plan, seats, index, after)
+    for save in plan.saves:
+        seats[save.index].last_state = _end(plan, save.index)
     return copies
+
+
+def _end(plan: Plan, index: int) -> int:
+    """The position after a row's inputs."""
+    return plan.starts[index] + plan.num_scheduled_tokens[index]
 
 
 def is_save_point(config: EngineConfig, seat: Seat, end: int) -> bool:
@@ -73,15 +80,18 @@ def _check_start(
 
 
 def _check_saved(
-    books: Books, plan: Plan, index: int, seat: Seat, after: EngineState
+    books: Books,
+    plan: Plan,
+    seats: Mapping[int, Seat],
+    index: int,
+    after: EngineState,
 ) -> None:
     """Check that a row saves its state only at a known position; and if there is room,
     each stride behind its prompt, and if others will start there, at the end of that, to
-    which a chunk is cut.
+    which a chunk is cut. Where the plan saves as many as it may, it is noted as skipped.
     """
-    config, size = books.config, books.config.block_size
-    start = plan.starts[index]
-    end = start + plan.num_scheduled_tokens[index]
+    config, size, seat = books.config, books.config.block_size, seats[index]
+    start, end = plan.starts[index], _end(plan, index)
     num_known = seat.num_known_at_admission
     saves = any(save.index == index for save in plan.saves)
     anew = seat.account.request.recomputes_prompt
@@ -100,8 +110,29 @@ def _check_saved(
     within = start < last < end
     require(not (forks and within), "states", f"a chunk from {start} to {end}")
     due = (forks and end == last) or end == next_checkpoint(config, seat, start)
-    if due and not saves and _has_room(config, after):
+    if not due or saves:
+        return
+    if len(plan.saves) >= max_saves(config):
+        _check_less_urgent(plan, seats, index)
+        books.skipped_saves[plan.step] += 1
+    elif _has_room(config, after):
         require(saves, "states", f"{seat.account.id} does not save its state at {end}")
+
+
+def _check_less_urgent(plan: Plan, seats: Mapping[int, Seat], skipped: int) -> None:
+    """Check that a plan saves no state that is less urgent than that of a row which it
+    skips: of rows behind their prompts, those with the oldest last state come first.
+    """
+    seat = seats[skipped]
+    in_prompt = _end(plan, skipped) < seat.num_known_at_admission
+    behind = _end(plan, skipped) - seat.last_state
+    for save in plan.saves:
+        other, end = seats[save.index], _end(plan, save.index)
+        before_it = end < other.num_known_at_admission
+        if not before_it:
+            fair = not in_prompt and end - other.last_state >= behind
+            detail = f"{seat.account.id} is skipped, and {other.account.id} is not"
+            require(fair, "states", detail)
 
 
 def next_checkpoint(config: EngineConfig, seat: Seat, start: int) -> int:
@@ -155,6 +186,21 @@ def check_kept(
         return  # loads are not bounded
     limit = max(most_state_pages(config), _pages(config, before))
     require(_pages(config, after) <= limit, "states", f"more than {limit} pages of them")
+
+
+def check_skipped(books: Books, turn: Transition) -> None:
+    """Raise InvariantError unless skipped saves are reported, and only where a step saves
+    as many states as it may.
+    """
+    reasons = [r for r in turn.reasons if isinstance(r, SavesSkipped)]
+    saves = {plan.step: len(plan.saves) for plan in turn.state.inflight}
+    for reason in reasons:
+        right = reason.saved == saves.get(reason.step) == max_saves(books.config)
+        require(right and reason.skipped > 0, "reason", f"{reason} of {saves}")
+    reported = {reason.step: reason.skipped for reason in reasons}
+    for step, skipped in books.skipped_saves.items():
+        told = reported.get(step, 0)
+        require(told >= skipped, "reason", f"{told} of {skipped} skipped saves")
 
 
 def _pages(config: EngineConfig, state: EngineState) -> int:

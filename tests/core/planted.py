@@ -1256,6 +1256,38 @@ BUGS: Final = (
         "i - bisect_left(out, i)",
         "min(i, len(run) - len(out) - 1)",
     ),
+    Bug(
+        "all states of a step saved at once",
+        "a kind: 256 rows end their prompts in one step, which copies 19 GB",
+        "planning/saves.py",
+        "add_saves",
+        "taker.take(states) if len(saves) < most else ()",
+        "taker.take(states)",
+    ),
+    Bug(
+        "checkpoints of the first rows alone",
+        "a kind: of rows that are due together the last ones are skipped again and again",
+        "planning/states.py",
+        "most_urgent_first",
+        "last - scheduled",
+        "i",
+    ),
+    Bug(
+        "skipped state counted as saved",
+        "a kind: a row whose checkpoint was skipped waits its turn as if it had one",
+        "planning/saves.py",
+        "add_saves",
+        "scheduled[i] if pages else states.last",
+        "scheduled[i]",
+    ),
+    Bug(
+        "state of a prompt skipped for a checkpoint",
+        "a kind: samples of a request compute its prompt once each, as others decode",
+        "planning/states.py",
+        "most_urgent_first",
+        "scheduled >= run.num_known_at_admission[i]",
+        "False",
+    ),
 )
 
 _OUTSIDE = "mutants of a reader from outside: 22 of 127 lived, this among them"

@@ -313,6 +313,9 @@ def with_states(
         decode_stride_blocks=rng.choice((0, 1, 1, 2)),
         max_share=rng.choice((0.0, 0.3, 0.6, 1.0, 1.0)),
     )
+    # Not drawn: seeds keep their worlds.
+    few = 1 + (rows + pages) % 3 * pages
+    keeping = evolve(keeping, max_saved_pages=few) if (rows + more) % 2 else keeping
     return evolve(
         config, groups=groups, num_blocks=config.num_blocks + more, states=keeping
     )

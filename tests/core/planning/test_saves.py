@@ -17,6 +17,7 @@ from minfer.records.messages import (
     Missed,
     Pause,
     Preempted,
+    SavesSkipped,
     StateMissed,
     Submit,
 )
@@ -299,3 +300,35 @@ def test_what_is_never_saved_is_cut_nowhere() -> None:
     bench.give(Submit(ASKED))
     assert bench.plans[0].num_scheduled_tokens == (10,)
     assert bench.state.running.chains[0].states.save_at == NEVER
+
+
+FEW = evolve(STATES, states=StateKeeping(max_share=1.0, max_saved_pages=3), depth=1)
+
+
+def test_a_step_saves_at_most_as_many_states_and_rows_take_turns() -> None:
+    bench = Bench(FEW)
+    requests = [
+        ask(name, prompt=(number, *PROMPT[1:]), max_tokens=14)
+        for number, name in enumerate("ab")
+    ]
+    bench.give(*map(Submit, requests))
+    bench.drain()
+    assert saves(bench) == [("a", 8), ("b", 12), ("a", 16), ("b", 20)]
+    skipped = [
+        (reason.saved, reason.skipped) for reason in bench.reasons_of(SavesSkipped)
+    ]
+    assert skipped == [(1, 1)] * 4
+    for request in requests:
+        assert bench.out[request.id, 0] == bench.right(request)
+    assert bench.state.blocks.available == FEW.num_blocks
+
+
+def test_states_in_prompts_are_saved_before_checkpoints() -> None:
+    bench = Bench(FEW)
+    bench.give(Submit(ask("first", prompt=PROMPT[:9], max_tokens=8)))
+    while bench.state.running.scheduled != (11,):
+        bench.turn()
+    bench.turn(Submit(ask("b", 9, 12)))
+    assert saves(bench) == [("first", 8), ("b", 8)], "and not first at 12"
+    bench.drain()
+    assert ("first", 16) in saves(bench)
