@@ -37,11 +37,6 @@ def check_recurrent_layers(
             f"speculative decoding is not supported yet for {name}, as the states of its "
             f"recurrent layers take no drafts; leave speculative_config out"
         )
-    if args.pipeline_parallel_size > 1:
-        raise ConfigError(
-            f"{name} cannot be divided into stages yet, as it has recurrent layers; use "
-            f"one (pipeline_parallel_size)"
-        )
     if args.kv_peers is not None:
         raise ConfigError(
             f"prefill and decode apart (--prefill, --decode) are not supported yet for "

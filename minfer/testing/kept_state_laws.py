@@ -110,13 +110,12 @@ def _check_saved(
     within = start < last < end
     require(not (forks and within), "states", f"a chunk from {start} to {end}")
     due = (forks and end == last) or end == next_checkpoint(config, seat, start)
-    if not due or saves:
+    if not due or saves or not _has_room(config, after):
         return
-    if len(plan.saves) >= max_saves(config):
-        _check_less_urgent(plan, seats, index)
-        books.skipped_saves[plan.step] += 1
-    elif _has_room(config, after):
-        require(saves, "states", f"{seat.account.id} does not save its state at {end}")
+    full = len(plan.saves) >= max_saves(config)
+    require(full, "states", f"{seat.account.id} does not save its state at {end}")
+    _check_less_urgent(plan, seats, index)
+    books.skipped_saves[plan.step] += 1
 
 
 def _check_less_urgent(plan: Plan, seats: Mapping[int, Seat], skipped: int) -> None:
