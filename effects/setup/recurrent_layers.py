@@ -37,10 +37,14 @@ def check_recurrent_layers(
             f"speculative decoding is not supported yet for {name}, as the states of its "
             f"recurrent layers take no drafts; leave speculative_config out"
         )
-    if args.kv_peers is not None:
+    plan = args.kv_peers
+    if plan is not None and plan.prefill_ranks != plan.decode_ranks:
         raise ConfigError(
-            f"prefill and decode apart (--prefill, --decode) are not supported yet for "
-            f"{name}, as it has recurrent layers; leave them out"
+            f"prefill and decode apart (--prefill, --decode) need as many GPUs for a "
+            f"prefill engine as for one that decodes with {name}, as a state of its "
+            f"recurrent layers is exchanged rank by rank, and {plan.prefill_ranks} "
+            f"(--prefill-tensor-parallel-size) is not {plan.decode_ranks} "
+            f"(--tensor-parallel-size)"
         )
 
 
