@@ -9,7 +9,8 @@ those are kept that a later prompt is likely to start from:
                        state was kept there: a second prompt left the first, and a third
                        is likely to. As lengths of shared prefixes vary, a few states
                        shortly before it are kept, too
-    end of a prompt    the last block boundary at which an equal prompt can start
+    end of a prompt    the last block boundary at which an equal prompt can start; if its
+                       blocks are pushed to another engine, the last one of them
     stride             where a long prompt is cut into chunks anyway, at least
                        `stride_blocks` apart
     checkpoint         in decode, each `decode_stride_blocks` blocks; it takes the place
@@ -113,6 +114,8 @@ def next_save(
         points += _branch_points(states, pressed=pressed)
         if _ends_are_kept(seq.request, pressed=pressed and has_checkpoint):
             points.append(end)
+        if _is_pushed(seq.request):  # a resumed request has further tokens
+            points.append((len(seq.request.prompt) - 1) // size)
     following = min([point for point in points if point > block], default=NEVER)
     return following * size if following < NEVER else NEVER
 
@@ -128,8 +131,12 @@ def _ends_are_kept(request: Request, *, pressed: bool) -> bool:
     """Whether the state at the end of a prompt is kept; `pressed`: under pressure, and
     with a checkpoint to come.
     """
-    pushed = request.kv_transfer is not None and bool(request.kv_transfer.push_to)
-    return request.prompt_only is None and (not pressed or request.n > 1 or pushed)
+    return request.prompt_only is None and (not pressed or request.n > 1)
+
+
+def _is_pushed(request: Request) -> bool:
+    """Whether blocks of a request are pushed to another engine."""
+    return request.kv_transfer is not None and bool(request.kv_transfer.push_to)
 
 
 def bound_chunk(

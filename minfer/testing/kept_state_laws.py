@@ -92,7 +92,6 @@ def _check_saved(
     """
     config, size, seat = books.config, books.config.block_size, seats[index]
     start, end = plan.starts[index], _end(plan, index)
-    num_known = seat.num_known_at_admission
     saves = any(save.index == index for save in plan.saves)
     anew = seat.account.request.recomputes_prompt
     require(not (saves and anew), "states", "of blocks that are not published")
@@ -105,17 +104,28 @@ def _check_saved(
     few = most_state_pages(config) < config.state_pages
     if anew or few or drafting:
         return
-    last = (num_known - 1) // size * size
-    forks = seat.account.request.n > 1
-    within = start < last < end
-    require(not (forks and within), "states", f"a chunk from {start} to {end}")
-    due = (forks and end == last) or end == next_checkpoint(config, seat, start)
+    awaited = _awaited_positions(size, seat)
+    within = any(start < position < end for position in awaited)
+    require(not within, "states", f"a chunk from {start} to {end}")
+    due = end in awaited or end == next_checkpoint(config, seat, start)
     if not due or saves or not _has_room(config, after):
         return
     full = len(plan.saves) >= max_saves(config)
     require(full, "states", f"{seat.account.id} does not save its state at {end}")
     _check_less_urgent(plan, seats, index)
     books.skipped_saves[plan.step] += 1
+
+
+def _awaited_positions(size: int, seat: Seat) -> set[int]:
+    """The positions in a row's prompt from which others will start: samples of the same
+    request, or another engine, to which its blocks are pushed.
+    """
+    request, positions = seat.account.request, set[int]()
+    if request.n > 1:
+        positions.add((seat.num_known_at_admission - 1) // size * size)
+    if request.kv_transfer is not None and request.kv_transfer.push_to:
+        positions.add((len(request.prompt) - 1) // size * size)
+    return positions
 
 
 def _check_less_urgent(plan: Plan, seats: Mapping[int, Seat], skipped: int) -> None:

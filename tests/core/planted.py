@@ -1281,6 +1281,15 @@ BUGS: Final = (
         "scheduled[i]",
     ),
     Bug(
+        "state of a pushed prompt not kept",
+        "a kind: a resumed request's state is kept behind its output, and the engine "
+        "that is to decode waits for that at the end of its prompt",
+        "planning/states.py",
+        "next_save",
+        "points.append((len(seq.request.prompt) - 1) // size)",
+        "points.append(end)",
+    ),
+    Bug(
         "state of a prompt skipped for a checkpoint",
         "a kind: samples of a request compute its prompt once each, as others decode",
         "planning/states.py",

@@ -95,8 +95,8 @@ def test_a_model_without_recurrent_layers_has_no_states(tmp_path: Path) -> None:
     [
         ({"speculative_config": NGRAM}, "speculative decoding is not supported yet"),
         (
-            {"kv_peers": PeerPlan(name="d", role=DECODE)},
-            r"\(--prefill, --decode\) are not supp",
+            {"kv_peers": PeerPlan(name="d", role=DECODE, prefill_ranks=2)},
+            r"rank by rank, and 2 \(--prefill-tensor-parallel-size\) is not 1",
         ),
         ({"block_size": 1}, "use --block-size 2"),
     ],
@@ -106,6 +106,14 @@ def test_what_is_not_supported_is_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=error):
         prepared(folder, **settings)
+
+
+def test_engines_exchange_states(folder: Path) -> None:
+    plan = PeerPlan(name="d", role=DECODE, prefill_ranks=2, decode_ranks=2)
+    setup = prepared(folder, kv_peers=plan, tensor_parallel_size=2)
+    store = setup.config.external_store
+    assert store is not None
+    assert store.storing >= setup.config.state_pages
 
 
 def test_each_stage_has_layers_with_attention(folder: Path) -> None:
