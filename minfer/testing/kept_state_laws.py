@@ -7,13 +7,13 @@ change tokens.
 
 from collections.abc import Iterable, Mapping
 
-from minfer.blocks.keys import Key
+from minfer.blocks.keys import Key, group_keys
 from minfer.blocks.prefix import Pages, every_node
 from minfer.planning.states import most_state_pages
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Event, Moved, SavesSkipped
 from minfer.records.plan import Copy, Plan
-from minfer.records.sequence import NEVER
+from minfer.records.sequence import NEVER, Running
 from minfer.records.speculation import DEVICE
 from minfer.records.state import EngineState, Transition
 from minfer.testing.accounts import Seat, state_key
@@ -182,11 +182,17 @@ def check_kept(
         return
     now = after.blocks.prefix.nodes
     free = {*free_pages(after.blocks.pool)} if books.saved else {*()}
-    published = dict(zip(after.running.run_ids, after.running.chains, strict=True))
+    run = after.running
+    places = {run_id: i for i, run_id in enumerate(run.run_ids)}
     for saved in books.saved:
-        position, chain = len(saved.tokens), published.get(saved.seat.run_id)
-        # Its blocks are not published behind a twin of another sequence.
-        has_block = chain and min(chain.sealed) * config.block_size >= position
+        position, i = len(saved.tokens), places.get(saved.seat.run_id)
+        # Its blocks are not published behind a twin of another sequence, which may be
+        # gone by now.
+        has_block = (
+            i is not None
+            and min(run.chains[i].sealed) * config.block_size >= position
+            and not _had_twin(config, before, run, i, position)
+        )
         # Else something else has its pages already.
         is_kept = saved.key in now or not free.issuperset(saved.pages)
         detail = f"that of {saved.seat.account.id} at {position} is not kept"
@@ -195,6 +201,24 @@ def check_kept(
         return  # loads are not bounded
     limit = max(most_state_pages(config), _pages(config, before))
     require(_pages(config, after) <= limit, "states", f"more than {limit} pages of them")
+
+
+def _had_twin(
+    config: EngineConfig, before: EngineState, run: Running, i: int, position: int
+) -> bool:
+    """Whether a block before `position` of the sequence at `i`, in the group without a
+    window, was cached before this turn as another one.
+    """
+    g = config.full_group
+    if g is None:
+        return False
+    size, nodes = config.groups[g].pages, before.blocks.prefix.nodes
+    own = run.tables[i][g]
+    keys = group_keys(run.chains[i].keys[: position // config.block_size], g)
+    return any(
+        key in nodes and nodes[key][0] != own[block * size : (block + 1) * size]
+        for block, key in enumerate(keys)
+    )
 
 
 def check_skipped(books: Books, turn: Transition) -> None:
