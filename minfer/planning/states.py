@@ -27,8 +27,8 @@ next position of a row.
 
 A step saves at most `max_saves` states, as their copies take time of all rows. Where more
 are due, the others are skipped: a row's next checkpoint comes one stride later. Those in
-prompts are saved first, as they are due once, and then the checkpoints of the rows whose
-last state is the furthest behind.
+prompts are saved first, as they are due once, and of these such as samples or another
+engine wait for; then the checkpoints of the rows whose last state is the furthest behind.
 
 A kept state is a child of its block in the prefix index (`minfer.blocks.prefix`): it is
 evicted like a block, before that. Kept states take at most `max_share` of the pool.
@@ -77,9 +77,12 @@ def max_saves(config: EngineConfig) -> int:
 def most_urgent_first(run: Running, due: list[int]) -> list[int]:
     """The positions `due` of rows whose states are to be saved, in order of urgency."""
 
-    def urgency(i: int) -> tuple[bool, int]:
+    def urgency(i: int) -> tuple[bool, bool, int]:
         scheduled, last = run.scheduled[i], run.chains[i].states.last
-        return scheduled >= run.num_known_at_admission[i], last - scheduled
+        request = run.seqs[i].request
+        is_awaited = request.n > 1 or _is_pushed(request)
+        in_prompt = scheduled < run.num_known_at_admission[i]
+        return not in_prompt, not (in_prompt and is_awaited), last - scheduled
 
     return sorted(due, key=urgency)
 

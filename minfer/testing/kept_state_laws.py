@@ -13,6 +13,7 @@ from minfer.planning.states import most_state_pages
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Event, Moved, SavesSkipped
 from minfer.records.plan import Copy, Plan
+from minfer.records.request import Request
 from minfer.records.sequence import NEVER, Running
 from minfer.records.speculation import DEVICE
 from minfer.records.state import EngineState, Transition
@@ -112,7 +113,7 @@ def _check_saved(
         return
     full = len(plan.saves) >= max_saves(config)
     require(full, "states", f"{seat.account.id} does not save its state at {end}")
-    _check_less_urgent(plan, seats, index)
+    _check_less_urgent(plan, seats, index, awaited=end in awaited)
     books.skipped_saves[plan.step] += 1
 
 
@@ -123,25 +124,39 @@ def _awaited_positions(size: int, seat: Seat) -> set[int]:
     request, positions = seat.account.request, set[int]()
     if request.n > 1:
         positions.add((seat.num_known_at_admission - 1) // size * size)
-    if request.kv_transfer is not None and request.kv_transfer.push_to:
+    if _is_pushed(request):
         positions.add((len(request.prompt) - 1) // size * size)
     return positions
 
 
-def _check_less_urgent(plan: Plan, seats: Mapping[int, Seat], skipped: int) -> None:
+def _is_pushed(request: Request) -> bool:
+    return request.kv_transfer is not None and bool(request.kv_transfer.push_to)
+
+
+def _is_awaited(seat: Seat) -> bool:
+    """Whether others will start from states of a row's prompt."""
+    request = seat.account.request
+    return request.n > 1 or _is_pushed(request)
+
+
+def _check_less_urgent(
+    plan: Plan, seats: Mapping[int, Seat], skipped: int, *, awaited: bool
+) -> None:
     """Check that a plan saves no state that is less urgent than that of a row which it
-    skips: of rows behind their prompts, those with the oldest last state come first.
+    skips: rows of which others wait for a state (`awaited`) come first, then others in
+    their prompts; of rows behind these, those with the oldest last state.
     """
     seat = seats[skipped]
     in_prompt = _end(plan, skipped) < seat.num_known_at_admission
     behind = _end(plan, skipped) - seat.last_state
     for save in plan.saves:
         other, end = seats[save.index], _end(plan, save.index)
-        before_it = end < other.num_known_at_admission
-        if not before_it:
+        if end < other.num_known_at_admission:
+            fair = not awaited or _is_awaited(other)
+        else:
             fair = not in_prompt and end - other.last_state >= behind
-            detail = f"{seat.account.id} is skipped, and {other.account.id} is not"
-            require(fair, "states", detail)
+        detail = f"{seat.account.id} is skipped, and {other.account.id} is not"
+        require(fair, "states", detail)
 
 
 def next_checkpoint(config: EngineConfig, seat: Seat, start: int) -> int:

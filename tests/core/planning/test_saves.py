@@ -324,11 +324,19 @@ def test_a_step_saves_at_most_as_many_states_and_rows_take_turns() -> None:
 
 
 def test_states_in_prompts_are_saved_before_checkpoints() -> None:
-    bench = Bench(FEW)
-    bench.give(Submit(ask("first", prompt=PROMPT[:9], max_tokens=8)))
-    while bench.state.running.scheduled != (11,):
+    """Although that of `first` is the further behind."""
+    bench = Bench(evolve(FEW, states=evolve(FEW.states, decode_stride_blocks=3)))
+    bench.give(Submit(ask("first", prompt=PROMPT[:9], max_tokens=30)))
+    while bench.state.running.scheduled != (19,):
         bench.turn()
     bench.turn(Submit(ask("b", 9, 12)))
-    assert saves(bench) == [("first", 8), ("b", 8)], "and not first at 12"
+    assert saves(bench) == [("first", 8), ("b", 8)], "and not first at 20"
     bench.drain()
-    assert ("first", 16) in saves(bench)
+    assert ("first", 32) in saves(bench)
+
+
+def test_states_that_others_wait_for_are_saved_first() -> None:
+    bench = Bench(FEW)
+    samples = ask("samples", prompt=PROMPT, max_tokens=2, n=2)
+    bench.give(Submit(ask("alone", 9, 2)), Submit(samples))
+    assert saves(bench) == [("samples", 8)]
