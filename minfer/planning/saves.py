@@ -99,9 +99,8 @@ def add_saves(builder: StepBuilder, plan: Plan, out: list[int]) -> Plan:
             pressed=is_pressed(config, taker.change.pool),
         )
         last = scheduled[i] if pages else states.last
-        chains[i] = evolve(
-            run.chains[i], states=evolve(states, last=last, save_at=save_at)
-        )
+        states = evolve(states, last=last, save_at=save_at)
+        chains[i] = run.chains[i].with_states(states)
     if skipped:
         builder.reasons.append(SavesSkipped(plan.step, most, skipped))
     plan = evolve(plan, saves=tuple(saves))
@@ -168,7 +167,7 @@ def keep_states(config: EngineConfig, state: EngineState, plan: Plan) -> EngineS
         is_checkpoint = position >= run.num_known_at_admission[i]
         chain = run.chains[i]
         kept = _publish(config, change, chain, position, save.pages, is_checkpoint)
-        chains[i] = evolve(chain, states=kept)
+        chains[i] = chain.with_states(kept)
     running = edited(run, chains=chains)
     return evolve(state, blocks=change.done(), running=running)
 
