@@ -3,15 +3,15 @@
 The median and the 99th percentile of a turn at 1 to 1,024 running sequences, in a steady
 decode and with churn (outputs of 250 tokens on average, who has ended is replaced), with
 block ends spread over the steps and all at the same step; the same for 256 sequences of a
-model with two groups of layers, seven pages a block, and of one with recurrent layers,
-whose states are saved and kept; and that neither context length nor
-a pool full of idle cached blocks makes a turn dearer (two engines take turns, so that
-the machine's noise hits both). A steady decode with a host tier, in which all is stored,
-takes turns with one without, at several lengths of context: there a turn's cost is the
-mean, as few of them store. Results are fed back as an executor would at depth 2;
-making them up is not timed. Times are the processor's: the core waits for nothing, and
-what else the machine does is not its cost. `--before TREE` compares this tree's core with
-another's, in two processes that take turns.
+model with two groups of layers, seven pages a block; and that neither context length nor
+a pool full of idle cached blocks makes a turn dearer (two engines take turns, so that the
+machine's noise hits both). 256 sequences of a model with recurrent layers, whose states
+are saved and kept, take turns with those of one without. A steady decode with a host
+tier, in which all is stored, takes turns with one without, at several lengths of context:
+there a turn's cost is the mean, as few of them store. Results are fed back as an executor
+would at depth 2; making them up is not timed. Times are the processor's: the core waits
+for nothing, and what else the machine does is not its cost. `--before TREE` compares this
+tree's core with another's, in two processes that take turns.
 """
 
 import argparse
@@ -313,55 +313,79 @@ def _life(before: Path, case: dict[str, Any], turns: int) -> dict[str, float]:
     }
 
 
+def sizes_table(turns: int) -> list[dict[str, Any]]:
+    """A turn's cost at several numbers of sequences, and with two groups of layers."""
+    table = list[dict[str, Any]]()
+    for running, churn, aligned in product(
+        (1, 64, 256, 1024), (False, True), (False, True)
+    ):
+        with paused_collector():
+            table.append(measure_solo(running, churn, aligned, turns))
+        show(table[-1])
+    for churn in (False, True):
+        with paused_collector():
+            table.append(measure_solo(256, churn, False, turns, groups=GEMMA))
+        show(table[-1])
+    return table
+
+
+def context_ratios(turns: int) -> list[dict[str, Any]]:
+    """How a turn's cost depends on the context and on idle cached blocks."""
+    pairs = list[dict[str, Any]]()
+    for running, churn in product((64, 256), (False, True)):
+        contexts = "context 1k -> 32k" + (" (one shared document)" if churn else "")
+        cases: dict[str, list[dict[str, Any]]] = {
+            contexts: [{"context": length, "shared": churn} for length in (1024, 32768)],
+            "idle cached blocks 4k -> 64k": [{"idle_blocks": n} for n in (4096, 65536)],
+        }
+        for name, kinds in cases.items():
+            with paused_collector():
+                loads = [Load(running, churn=churn, **kind) for kind in kinds]
+                pairs.append(paired(name, loads, turns))
+            show(pairs[-1])
+    return pairs
+
+
+def with_states(turns: int) -> list[dict[str, Any]]:
+    """A turn without recurrent layers, and one with states that are saved and kept."""
+    pairs = list[dict[str, Any]]()
+    for churn in (False, True):
+        with paused_collector():
+            loads = [Load(256, churn=churn)]
+            loads.append(Load(256, churn=churn, groups=QWEN3_NEXT))
+            pairs.append(paired("states of recurrent layers", loads, turns))
+        show(pairs[-1])
+    return pairs
+
+
+def tier_ratios(turns: int) -> list[dict[str, Any]]:
+    """What host memory under the pool adds to a turn."""
+    tiers = list[dict[str, Any]]()
+    for running, context in product((16, 256), (1024, 8192, 32768)):
+        with paused_collector():
+            tiers.append(with_host_tier(running, context, turns))
+        show(tiers[-1])
+    return tiers
+
+
+PARTS = {
+    "table": sizes_table,
+    "pairs": context_ratios,
+    "states": with_states,
+    "host_tier": tier_ratios,
+}
+
+
 def measure(args: argparse.Namespace) -> dict[str, Any] | None:
     if args.serve:
         with paused_collector():
             serve({"block": Blocks()})
         return None
+    results: dict[str, Any] = {"turns": args.turns, "block_size": BLOCK}
     if args.before is not None:
-        return {
-            "turns": args.turns,
-            "block_size": BLOCK,
-            "against": against(args.before, args.turns),
-        }
-    table, pairs = list[dict[str, Any]](), list[dict[str, Any]]()
-    if args.part in ("all", "table"):
-        for running, churn, aligned in product(
-            (1, 64, 256, 1024), (False, True), (False, True)
-        ):
-            with paused_collector():
-                table.append(measure_solo(running, churn, aligned, args.turns))
-            show(table[-1])
-        for groups, churn in product((GEMMA, QWEN3_NEXT), (False, True)):
-            with paused_collector():
-                table.append(measure_solo(256, churn, False, args.turns, groups=groups))
-            show(table[-1])
-    if args.part in ("all", "ratios"):
-        for running, churn in product((64, 256), (False, True)):
-            contexts = "context 1k -> 32k" + (" (one shared document)" if churn else "")
-            cases: dict[str, list[dict[str, Any]]] = {
-                contexts: [
-                    {"context": length, "shared": churn} for length in (1024, 32768)
-                ],
-                "idle cached blocks 4k -> 64k": [
-                    {"idle_blocks": n} for n in (4096, 65536)
-                ],
-            }
-            for name, kinds in cases.items():
-                with paused_collector():
-                    loads = [Load(running, churn=churn, **kind) for kind in kinds]
-                    pairs.append(paired(name, loads, args.turns))
-                show(pairs[-1])
-    tiers = list[dict[str, Any]]()
-    if args.part in ("all", "tiers"):
-        for running, context in product((16, 256), (1024, 8192, 32768)):
-            with paused_collector():
-                tiers.append(with_host_tier(running, context, args.turns))
-            show(tiers[-1])
-    results = {"turns": args.turns, "block_size": BLOCK, "host_tier": tiers}
-    if args.part == "tiers":
-        return results
-    return results | {"table": table, "pairs": pairs} if args.part == "all" else None
+        return results | {"against": against(args.before, args.turns)}
+    parts = PARTS if args.part == "all" else [args.part]
+    return results | {part: PARTS[part](args.turns) for part in parts}
 
 
 if __name__ == "__main__":
@@ -370,7 +394,11 @@ if __name__ == "__main__":
         measure,
         {
             "--turns": {"type": int, "default": 2000, "help": "timed turns of each case"},
-            "--part": {"choices": ("all", "table", "ratios", "tiers"), "default": "all"},
+            "--part": {
+                "choices": ("all", *PARTS),
+                "default": "all",
+                "help": "use a --name for one of them",
+            },
             "--before": {
                 "type": Path,
                 "help": "another tree, compared with this one; use a --name",

@@ -49,6 +49,11 @@ class Parallel:
         """The ranks in all."""
         return self.tensor * self.pipeline
 
+    @property
+    def first_ranks(self) -> range:
+        """The first rank of each stage, the last stage first."""
+        return range(0, self.ranks, self.tensor)
+
 
 @frozen
 class RankInfo:

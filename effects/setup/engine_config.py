@@ -78,10 +78,19 @@ def _groups(
     has_draft_model = (
         speculative is not None and speculative.speculation.drafter == DEVICE
     )
-    layout = one_group(spec) if has_draft_model else cache_layout(spec)
-    if spec.has_states:  # pages are those of a rank, as states are
-        spec = spec.for_rank(RankInfo(0, args.parallel))
-    return with_states(layout, spec, args.block_size).groups
+    layout_of = one_group if has_draft_model else cache_layout
+    layout = layout_of(spec)
+    if not spec.has_states:
+        return layout.groups
+    # Pages are those of a rank, as states are: all ranks have the same tables.
+    ranks = [RankInfo(rank, args.parallel) for rank in args.parallel.first_ranks]
+    specs = [spec.for_rank(rank) for rank in ranks]
+    layouts = [
+        with_states(layout_of(rank_spec), rank_spec, args.block_size)
+        for rank_spec in specs
+    ]
+    pages = max(rank_layout.state_pages for rank_layout in layouts)
+    return (*layout.groups, CacheGroup(state=True, pages=pages))
 
 
 def _batched_tokens(args: EngineArgs, spec: ModelSpec, device: DeviceInfo) -> int:

@@ -122,7 +122,7 @@ def memory_plans(
             draft=None if draft is None else draft.spec,
             tiers=sum(tier is not None for tier in tiers),
         )
-        for first_rank in range(0, args.parallel.ranks, args.parallel.tensor)
+        for first_rank in args.parallel.first_ranks
     ]
 
 

@@ -287,7 +287,7 @@ def _check_ranks(
             "speculative decoding is not supported with stages; use one "
             "(pipeline_parallel_size), or leave speculative_config out"
         )
-    if len(config.groups) > 1:
+    if len(config.block_groups) > 1:
         raise ConfigError(
             "layers with different windows cannot be divided into stages yet; use one "
             "(pipeline_parallel_size)"

@@ -49,15 +49,14 @@ def check_recurrent_layers(args: EngineArgs, spec: ModelSpec) -> None:
     if not spec.has_states:
         return
     name = spec.family.architecture
-    if args.pipeline_parallel_size > 1:
+    plan = args.kv_peers
+    if plan is not None and plan.prefill_ranks != plan.decode_ranks:
         raise ConfigError(
-            f"{name} cannot be divided into stages yet, as it has recurrent layers; use "
-            f"one (pipeline_parallel_size)"
-        )
-    if args.kv_peers is not None:
-        raise ConfigError(
-            f"prefill and decode apart (--prefill, --decode) are not supported yet for "
-            f"{name}, as it has recurrent layers; leave them out"
+            f"prefill and decode apart (--prefill, --decode) need as many GPUs for a "
+            f"prefill engine as for one that decodes with {name}, as a state of its "
+            f"recurrent layers is exchanged rank by rank, and {plan.prefill_ranks} "
+            f"(--prefill-tensor-parallel-size) is not {plan.decode_ranks} "
+            f"(--tensor-parallel-size)"
         )
 
 

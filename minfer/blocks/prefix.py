@@ -409,8 +409,10 @@ class PrefixChange:
         self.state_pages -= len(pages)
         if parent != ROOT:
             block, before, users, children, listed = nodes[parent]
-            if not users and children == 1:  # as in `evict`
+            if not users:
+                # It was last used when its state was, which need not be the oldest child.
                 listed = max(listed, last_use)
+            if not users and children == 1:  # as in `evict`
                 self._list_idle(parent, listed)
             nodes[parent] = (block, before, users, children - 1, listed)
         return pages

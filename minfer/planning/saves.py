@@ -18,12 +18,15 @@ from minfer.planning.states import (
     block_before_state,
     droppable,
     is_pressed,
+    max_saves,
     most_state_pages,
+    most_urgent_first,
     next_save,
     state_key,
 )
 from minfer.planning.step_builder import StepBuilder
 from minfer.records.config import EngineConfig
+from minfer.records.messages import SavesSkipped
 from minfer.records.plan import Copy, Plan, SaveState
 from minfer.records.sequence import Chain, RowStates, edited, positions
 from minfer.records.state import EngineState
@@ -74,12 +77,16 @@ def add_saves(builder: StepBuilder, plan: Plan, out: list[int]) -> Plan:
     due = [*compress(range(len(run)), map(ge, scheduled, map(_save_at, run.chains)))]
     if not due:
         return plan
+    most, skipped = max_saves(config), 0
+    if len(due) > most:
+        due = most_urgent_first(run, due)
     taker, saves, chains = _PageTaker(config, state), list[SaveState](), {}
     for i in due:
         states = run.chains[i].states
         pages: Pages = ()
         if scheduled[i] == states.save_at:
-            pages = taker.take(states)
+            skipped += len(saves) == most
+            pages = taker.take(states) if len(saves) < most else ()
         if pages:
             saves.append(SaveState(i - bisect_left(out, i), pages))
         save_at = next_save(
@@ -91,9 +98,10 @@ def add_saves(builder: StepBuilder, plan: Plan, out: list[int]) -> Plan:
             pressed=is_pressed(config, taker.change.pool),
         )
         last = scheduled[i] if pages else states.last
-        chains[i] = evolve(
-            run.chains[i], states=evolve(states, last=last, save_at=save_at)
-        )
+        states = evolve(states, last=last, save_at=save_at)
+        chains[i] = run.chains[i].with_states(states)
+    if skipped:
+        builder.reasons.append(SavesSkipped(plan.step, most, skipped))
     plan = evolve(plan, saves=tuple(saves))
     builder.state = evolve(
         state,
@@ -153,7 +161,7 @@ def keep_states(config: EngineConfig, state: EngineState, plan: Plan) -> EngineS
         is_checkpoint = position >= run.num_known_at_admission[i]
         chain = run.chains[i]
         kept = _publish(config, change, chain, position, save.pages, is_checkpoint)
-        chains[i] = evolve(chain, states=kept)
+        chains[i] = chain.with_states(kept)
     running = edited(run, chains=chains)
     return evolve(state, blocks=change.done(), running=running)
 

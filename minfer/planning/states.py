@@ -9,7 +9,8 @@ those are kept that a later prompt is likely to start from:
                        state was kept there: a second prompt left the first, and a third
                        is likely to. As lengths of shared prefixes vary, a few states
                        shortly before it are kept, too
-    end of a prompt    the last block boundary at which an equal prompt can start
+    end of a prompt    the last block boundary at which an equal prompt can start; if its
+                       blocks are pushed to another engine, the last one of them
     stride             where a long prompt is cut into chunks anyway, at least
                        `stride_blocks` apart
     checkpoint         in decode, each `decode_stride_blocks` blocks; it takes the place
@@ -23,6 +24,11 @@ will come, or others will start there: samples of one request, or another engine
 A position is a multiple of the block size, and a plan ends there: prefill chunks are cut
 for the first two, which costs a step, and never for a stride. `RowStates.save_at` is the
 next position of a row.
+
+A step saves at most `max_saves` states, as their copies take time of all rows. Where more
+are due, the others are skipped: a row's next checkpoint comes one stride later. Those in
+prompts are saved first, as they are due once, and of these such as samples or another
+engine wait for; then the checkpoints of the rows whose last state is the furthest behind.
 
 A kept state is a child of its block in the prefix index (`minfer.blocks.prefix`): it is
 evicted like a block, before that. Kept states take at most `max_share` of the pool.
@@ -63,6 +69,24 @@ def most_state_pages(config: EngineConfig) -> int:
     return int(config.states.max_share * config.num_blocks)
 
 
+def max_saves(config: EngineConfig) -> int:
+    """The states that one step saves, at most."""
+    return max(1, config.states.max_saved_pages // config.state_pages)
+
+
+def most_urgent_first(run: Running, due: list[int]) -> list[int]:
+    """The positions `due` of rows whose states are to be saved, in order of urgency."""
+
+    def urgency(i: int) -> tuple[bool, bool, int]:
+        scheduled, last = run.scheduled[i], run.chains[i].states.last
+        request = run.seqs[i].request
+        is_awaited = request.n > 1 or _is_pushed(request)
+        in_prompt = scheduled < run.num_known_at_admission[i]
+        return not in_prompt, not (in_prompt and is_awaited), last - scheduled
+
+    return sorted(due, key=urgency)
+
+
 def is_pressed(config: EngineConfig, pool: Pool | PoolChange) -> bool:
     """Whether no state can be kept without evicting something."""
     return pool.free < config.state_pages
@@ -93,6 +117,8 @@ def next_save(
         points += _branch_points(states, pressed=pressed)
         if _ends_are_kept(seq.request, pressed=pressed and has_checkpoint):
             points.append(end)
+        if _is_pushed(seq.request):  # a resumed request has further tokens
+            points.append((len(seq.request.prompt) - 1) // size)
     following = min([point for point in points if point > block], default=NEVER)
     return following * size if following < NEVER else NEVER
 
@@ -108,8 +134,12 @@ def _ends_are_kept(request: Request, *, pressed: bool) -> bool:
     """Whether the state at the end of a prompt is kept; `pressed`: under pressure, and
     with a checkpoint to come.
     """
-    pushed = request.kv_transfer is not None and bool(request.kv_transfer.push_to)
-    return request.prompt_only is None and (not pressed or request.n > 1 or pushed)
+    return request.prompt_only is None and (not pressed or request.n > 1)
+
+
+def _is_pushed(request: Request) -> bool:
+    """Whether blocks of a request are pushed to another engine."""
+    return request.kv_transfer is not None and bool(request.kv_transfer.push_to)
 
 
 def bound_chunk(

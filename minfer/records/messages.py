@@ -382,6 +382,17 @@ class LostBlocks:
 
 
 @frozen
+class SavesSkipped:
+    """A step saves as many states of recurrent layers as one step may; those of `skipped`
+    rows, which were due too, are not saved.
+    """
+
+    step: int
+    saved: int
+    skipped: int
+
+
+@frozen
 class Ended(OfSample):
     """A sample left the engine."""
 
@@ -430,6 +441,7 @@ Reason = (
     | Loading
     | Recomputing
     | LostBlocks
+    | SavesSkipped
     | Ended
     | Discarded
     | Ignored

@@ -38,6 +38,7 @@ class Seat:
     opened: bool = False  # an `Open` was sent to the device
     # whether it has taken the pages of the kept state from which it starts
     took_state: bool = False
+    last_state: int = 0  # position of the last state that it started from, or saved
 
 
 @define(eq=False)

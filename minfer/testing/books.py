@@ -64,6 +64,8 @@ class Books:
     # those, and of all that were kept before.
     saved: list[SavedState] = field(factory=list)
     states: dict[Key, set[Pages]] = field(factory=dict)
+    # Step planned in this turn -> rows whose states are due, and were skipped.
+    skipped_saves: Counter[int] = field(factory=Counter)
     # generation -> how far its prompt was computed by a step that ended in this turn
     filled: dict[int, int] = field(factory=dict)
     transfers: set[int] = field(factory=set)  # numbers of those in flight
@@ -99,6 +101,7 @@ class Books:
                 tables=tables_of(run, i),
                 opened=run.scheduled[i] > run.starts[i],
                 took_state=not run.chains[i].states.origin,
+                last_state=run.chains[i].states.last,
             )
             books.seats[run_id] = account.seat
         books.transfers = {transfer.number for transfer in state.tiers.transfers}

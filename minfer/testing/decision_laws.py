@@ -49,7 +49,8 @@ def read_decisions(
     """
     plans = deque(c.plan for c in turn.commands if isinstance(c, Execute))
     planning = Planning(None if budgets is None else list(budgets), deferred)
-    if any(books.accounts[name].faults for name in lost if name in books.accounts):
+    suspected = (account for account in books.accounts.values() if account.faults)
+    if any(account.seat is None or account.id in lost for account in suspected):
         planning.budgets = None  # a suspect may be admitted by a step without a plan
     planning.preempts = any(isinstance(reason, Preempted) for reason in turn.reasons)
     reader = _Reader(books, before, turn, plans, planning, lost)
@@ -103,6 +104,7 @@ class _Reader:
             num_known_at_admission=len(account.tokens),
             scheduled=admission.hit + admission.copied,
             kv=admission.hit,
+            last_state=admission.hit,
             tables=next(opened.tables for opened in plan.opens if opened.index == index),
         )
         books.seats[account.seat.run_id] = account.seat
@@ -126,6 +128,7 @@ class _Reader:
             num_known_at_admission=len(account.tokens),
             scheduled=admission.hit,
             kv=admission.hit,
+            last_state=admission.hit,
             tables=() if index is None else tables_of(run, index),
         )
         if self.books.config.state_group and admission.hit and index is not None:

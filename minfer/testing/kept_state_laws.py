@@ -7,18 +7,19 @@ change tokens.
 
 from collections.abc import Iterable, Mapping
 
-from minfer.blocks.keys import Key
+from minfer.blocks.keys import Key, group_keys
 from minfer.blocks.prefix import Pages, every_node
 from minfer.planning.states import most_state_pages
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Event, Moved
+from minfer.records.messages import Event, Moved, SavesSkipped
 from minfer.records.plan import Copy, Plan
-from minfer.records.sequence import NEVER
-from minfer.records.state import EngineState
+from minfer.records.request import Request
+from minfer.records.sequence import NEVER, Running
+from minfer.records.state import EngineState, Transition
 from minfer.testing.accounts import Seat, state_key
 from minfer.testing.books import Books
 from minfer.testing.invariants import free_pages
-from minfer.testing.kept_states import kept_states
+from minfer.testing.kept_states import kept_states, max_saves
 from minfer.testing.law import require
 
 # --- of plans ---------------------------------------------------------------------------
@@ -38,8 +39,15 @@ def check_plan_states(
     for index, seat in seats.items():
         if index in opened and plan.starts[index]:
             copies += _check_start(books, plan, seat, plan.starts[index], after)
-        _check_saved(books, plan, index, seat, after)
+        _check_saved(books, plan, seats, index, after)
+    for save in plan.saves:
+        seats[save.index].last_state = _end(plan, save.index)
     return copies
+
+
+def _end(plan: Plan, index: int) -> int:
+    """The position after a row's inputs."""
+    return plan.starts[index] + plan.num_scheduled_tokens[index]
 
 
 def is_save_point(config: EngineConfig, seat: Seat, end: int) -> bool:
@@ -72,16 +80,18 @@ def _check_start(
 
 
 def _check_saved(
-    books: Books, plan: Plan, index: int, seat: Seat, after: EngineState
+    books: Books,
+    plan: Plan,
+    seats: Mapping[int, Seat],
+    index: int,
+    after: EngineState,
 ) -> None:
     """Check that a row saves its state only at a known position; and if there is room,
     each stride behind its prompt, and if others will start there, at the end of that, to
-    which a chunk is cut.
+    which a chunk is cut. Where the plan saves as many as it may, it is noted as skipped.
     """
-    config, size = books.config, books.config.block_size
-    start = plan.starts[index]
-    end = start + plan.num_scheduled_tokens[index]
-    num_known = seat.num_known_at_admission
+    config, size, seat = books.config, books.config.block_size, seats[index]
+    start, end = plan.starts[index], _end(plan, index)
     saves = any(save.index == index for save in plan.saves)
     anew = seat.account.request.recomputes_prompt
     require(not (saves and anew), "states", "of blocks that are not published")
@@ -94,13 +104,58 @@ def _check_saved(
     few = most_state_pages(config) < config.state_pages
     if anew or few or drafting:
         return
-    last = (num_known - 1) // size * size
-    forks = seat.account.request.n > 1
-    within = start < last < end
-    require(not (forks and within), "states", f"a chunk from {start} to {end}")
-    due = (forks and end == last) or end == next_checkpoint(config, seat, start)
-    if due and not saves and _has_room(config, after):
-        require(saves, "states", f"{seat.account.id} does not save its state at {end}")
+    awaited = _awaited_positions(size, seat)
+    within = any(start < position < end for position in awaited)
+    require(not within, "states", f"a chunk from {start} to {end}")
+    due = end in awaited or end == next_checkpoint(config, seat, start)
+    if not due or saves or not _has_room(config, after):
+        return
+    full = len(plan.saves) >= max_saves(config)
+    require(full, "states", f"{seat.account.id} does not save its state at {end}")
+    _check_less_urgent(plan, seats, index, awaited=end in awaited)
+    books.skipped_saves[plan.step] += 1
+
+
+def _awaited_positions(size: int, seat: Seat) -> set[int]:
+    """The positions in a row's prompt from which others will start: samples of the same
+    request, or another engine, to which its blocks are pushed.
+    """
+    request, positions = seat.account.request, set[int]()
+    if request.n > 1:
+        positions.add((seat.num_known_at_admission - 1) // size * size)
+    if _is_pushed(request):
+        positions.add((len(request.prompt) - 1) // size * size)
+    return positions
+
+
+def _is_pushed(request: Request) -> bool:
+    return request.kv_transfer is not None and bool(request.kv_transfer.push_to)
+
+
+def _is_awaited(seat: Seat) -> bool:
+    """Whether others will start from states of a row's prompt."""
+    request = seat.account.request
+    return request.n > 1 or _is_pushed(request)
+
+
+def _check_less_urgent(
+    plan: Plan, seats: Mapping[int, Seat], skipped: int, *, awaited: bool
+) -> None:
+    """Check that a plan saves no state that is less urgent than that of a row which it
+    skips: rows of which others wait for a state (`awaited`) come first, then others in
+    their prompts; of rows behind these, those with the oldest last state.
+    """
+    seat = seats[skipped]
+    in_prompt = _end(plan, skipped) < seat.num_known_at_admission
+    behind = _end(plan, skipped) - seat.last_state
+    for save in plan.saves:
+        other, end = seats[save.index], _end(plan, save.index)
+        if end < other.num_known_at_admission:
+            fair = not awaited or _is_awaited(other)
+        else:
+            fair = not in_prompt and end - other.last_state >= behind
+        detail = f"{seat.account.id} is skipped, and {other.account.id} is not"
+        require(fair, "states", detail)
 
 
 def next_checkpoint(config: EngineConfig, seat: Seat, start: int) -> int:
@@ -140,11 +195,17 @@ def check_kept(
         return
     now = after.blocks.prefix.nodes
     free = {*free_pages(after.blocks.pool)} if books.saved else {*()}
-    published = dict(zip(after.running.run_ids, after.running.chains, strict=True))
+    run = after.running
+    places = {run_id: i for i, run_id in enumerate(run.run_ids)}
     for saved in books.saved:
-        position, chain = len(saved.tokens), published.get(saved.seat.run_id)
-        # Its blocks are not published behind a twin of another sequence.
-        has_block = chain and min(chain.sealed) * config.block_size >= position
+        position, i = len(saved.tokens), places.get(saved.seat.run_id)
+        # Its blocks are not published behind a twin of another sequence, which may be
+        # gone by now.
+        has_block = (
+            i is not None
+            and min(run.chains[i].sealed) * config.block_size >= position
+            and not _had_twin(config, before, run, i, position)
+        )
         # Else something else has its pages already.
         is_kept = saved.key in now or not free.issuperset(saved.pages)
         detail = f"that of {saved.seat.account.id} at {position} is not kept"
@@ -153,6 +214,39 @@ def check_kept(
         return  # loads are not bounded
     limit = max(most_state_pages(config), _pages(config, before))
     require(_pages(config, after) <= limit, "states", f"more than {limit} pages of them")
+
+
+def _had_twin(
+    config: EngineConfig, before: EngineState, run: Running, i: int, position: int
+) -> bool:
+    """Whether a block before `position` of the sequence at `i`, in the group without a
+    window, was cached before this turn as another one.
+    """
+    g = config.full_group
+    if g is None:
+        return False
+    size, nodes = config.groups[g].pages, before.blocks.prefix.nodes
+    own = run.tables[i][g]
+    keys = group_keys(run.chains[i].keys[: position // config.block_size], g)
+    return any(
+        key in nodes and nodes[key][0] != own[block * size : (block + 1) * size]
+        for block, key in enumerate(keys)
+    )
+
+
+def check_skipped(books: Books, turn: Transition) -> None:
+    """Raise InvariantError unless skipped saves are reported, and only where a step saves
+    as many states as it may.
+    """
+    reasons = [r for r in turn.reasons if isinstance(r, SavesSkipped)]
+    saves = {plan.step: len(plan.saves) for plan in turn.state.inflight}
+    for reason in reasons:
+        right = reason.saved == saves.get(reason.step) == max_saves(books.config)
+        require(right and reason.skipped > 0, "reason", f"{reason} of {saves}")
+    reported = {reason.step: reason.skipped for reason in reasons}
+    for step, skipped in books.skipped_saves.items():
+        told = reported.get(step, 0)
+        require(told >= skipped, "reason", f"{told} of {skipped} skipped saves")
 
 
 def _pages(config: EngineConfig, state: EngineState) -> int:

@@ -44,6 +44,12 @@ def _check_kept(config: EngineConfig, kept: Mapping[Key, Node]) -> None:
         require(node.parent == parent, "states", "a state behind another block")
 
 
+def max_saves(config: EngineConfig) -> int:
+    """The states that a plan saves, at most."""
+    pages = max(config.states.max_saved_pages, config.state_pages)
+    return pages // config.state_pages if config.state_pages else 0
+
+
 def block_before(config: EngineConfig, content: Key) -> Key:
     """The block, in the group without a window, behind which a state is kept; or ROOT."""
     for g, group in enumerate(config.block_groups):
@@ -53,12 +59,13 @@ def block_before(config: EngineConfig, content: Key) -> Key:
 
 
 def _check_saves(config: EngineConfig, plan: Plan) -> None:
-    """Check that a plan saves states of its rows after whole blocks, each once, and of no
-    row with drafts.
+    """Check that a plan saves states of its rows after whole blocks, each once, of no row
+    with drafts, and no more of them than a step may.
     """
     places = [save.index for save in plan.saves]
     require(len(places) == len({*places}), "states", "a state is saved twice")
     require(not plan.saves or config.state_group, "states", "there is no state group")
+    require(len(places) <= max_saves(config), "states", f"{len(places)} are saved")
     drafting = {draft.index for draft in plan.drafts}
     for save in plan.saves:
         end = plan.starts[save.index] + plan.num_scheduled_tokens[save.index]

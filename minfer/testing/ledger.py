@@ -42,7 +42,12 @@ from minfer.testing.content_laws import BlockContents
 from minfer.testing.decision_laws import read_decisions
 from minfer.testing.event_laws import check_report, fold
 from minfer.testing.invariants import check, may_defer, require
-from minfer.testing.kept_state_laws import check_kept, may_be_dropped, states_of
+from minfer.testing.kept_state_laws import (
+    check_kept,
+    check_skipped,
+    may_be_dropped,
+    states_of,
+)
 from minfer.testing.plan_laws import Planning
 from minfer.testing.policy_laws import check_policy_state
 from minfer.testing.progress import Measure, check_progress, measure
@@ -141,6 +146,7 @@ class Ledger:
         self.books.released_seats.clear()
         self.books.filled.clear()
         self.books.saved.clear()
+        self.books.skipped_saves.clear()
         self.books.states = states_of(self.config, before)
         for event in events:
             fold(self.books, event, report)
@@ -153,6 +159,7 @@ class Ledger:
         require(requeued == {*lost}, "states", f"{requeued} start again, not {lost}")
         check_state(self.books, turn.state)
         check_kept(self.books, before, events, turn.state)
+        check_skipped(self.books, turn)
         check_publication(self.books, before, turn.state)
         check_queue(self.books, before, turn, planning)
         if not (

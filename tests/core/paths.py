@@ -22,6 +22,7 @@ from minfer.records.messages import (
     Move,
     Preempted,
     Propose,
+    SavesSkipped,
     StateMissed,
     Submit,
     WindowMissed,
@@ -61,6 +62,7 @@ RARE = (
     "kept state gone",
     "working states lost",
     "state loaded",
+    "saves skipped",
 )
 BIG = (
     "line of more than 128",
@@ -137,6 +139,7 @@ def _states(
     seen["kept state gone"] = any(key not in after for key in kept)
     missed = [r for r in turn.reasons if isinstance(r, StateMissed)]
     seen["hit shortened by a state"] = len(missed)
+    seen["saves skipped"] = any(isinstance(r, SavesSkipped) for r in turn.reasons)
     lost = [r for r in turn.reasons if isinstance(r, Discarded)]
     seen["working states lost"] = any(r.rows for r in lost)
     loads = (c for c in turn.commands if isinstance(c, Move) and c.kind.to_device)

@@ -1288,6 +1288,50 @@ BUGS: Final = (
         "i - bisect_left(out, i)",
         "min(i, len(run) - len(out) - 1)",
     ),
+    Bug(
+        "all states of a step saved at once",
+        "a kind: 256 rows end their prompts in one step, which copies 19 GB",
+        "planning/saves.py",
+        "add_saves",
+        "taker.take(states) if len(saves) < most else ()",
+        "taker.take(states)",
+    ),
+    Bug(
+        "checkpoints of the first rows alone",
+        "a kind: of rows that are due together the last ones are skipped again and again",
+        "planning/states.py",
+        "most_urgent_first",
+        "last - scheduled",
+        "i",
+        "planning/test_saves.py",
+    ),
+    Bug(
+        "skipped state counted as saved",
+        "a kind: a row whose checkpoint was skipped waits its turn as if it had one",
+        "planning/saves.py",
+        "add_saves",
+        "scheduled[i] if pages else states.last",
+        "scheduled[i]",
+        "planning/test_saves.py",
+    ),
+    Bug(
+        "state of a pushed prompt not kept",
+        "a kind: a resumed request's state is kept behind its output, and the engine "
+        "that is to decode waits for that at the end of its prompt",
+        "planning/states.py",
+        "next_save",
+        "points.append((len(seq.request.prompt) - 1) // size)",
+        "points.append(end)",
+    ),
+    Bug(
+        "state of a prompt skipped for a checkpoint",
+        "a kind: samples of a request compute its prompt once each, as others decode",
+        "planning/states.py",
+        "most_urgent_first",
+        "scheduled < run.num_known_at_admission[i]",
+        "True",
+        "planning/test_saves.py",
+    ),
 )
 
 _OUTSIDE = "mutants of a reader from outside: 22 of 127 lived, this among them"

@@ -1,7 +1,7 @@
 """The swarm: seeded random worlds by the hundred thousand steps.
 
 `python -m tests.core.swarm --steps 5000000` runs it for long; a failure prints the seed
-that repeats it.
+that repeats it. `--states`: all worlds have recurrent layers.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import time
 import traceback
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 from attrs import define, field
 
@@ -37,14 +38,14 @@ class Score:
         self.paths += other.paths
 
 
-def run_many(first: int, worlds: int) -> Score:
-    """Worlds of seeds first .. first+worlds-1. Raises AssertionError with the seed that
-    failed.
+def run_many(first: int, worlds: int, *, states: bool = False) -> Score:
+    """Worlds of seeds first .. first+worlds-1; `states`: all with recurrent layers.
+    Raises AssertionError with the seed that failed.
     """
     score = Score()
     for seed in range(first, first + worlds):
         try:
-            world = run_swarm(seed, TURNS)
+            world = run_swarm(seed, TURNS, states=states)
         except BaseException as error:
             story = traceback.format_exc()
             raise AssertionError(f"swarm seed {seed}: {error!r}\n{story}") from None
@@ -52,15 +53,18 @@ def run_many(first: int, worlds: int) -> Score:
     return score
 
 
-def run_steps(steps: int, first: int = 0, jobs: int | None = None) -> Score:
-    """At least `steps` turns over all cores."""
+def run_steps(
+    steps: int, first: int = 0, jobs: int | None = None, *, states: bool = False
+) -> Score:
+    """At least `steps` turns in `jobs` processes, by default one for each core."""
     jobs, score = jobs or os.cpu_count() or 1, Score()
     with ProcessPoolExecutor(jobs) as pool:
         while score.turns < steps:
             missing = max(1, (steps - score.turns) // (2 * TURNS) // (2 * jobs))
             batch = min(200, missing)
             starts = [first + score.worlds + i * batch for i in range(jobs * 2)]
-            for one in pool.map(run_many, starts, [batch] * len(starts)):
+            run_batch = partial(run_many, states=states)
+            for one in pool.map(run_batch, starts, [batch] * len(starts)):
                 score.add(one)
     return score
 
@@ -69,9 +73,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300_000)
     parser.add_argument("--seed", type=int, default=0, help="of the first world")
+    parser.add_argument("--jobs", type=int, help="processes; by default one a core")
+    parser.add_argument(
+        "--states", action="store_true", help="all worlds have recurrent layers"
+    )
     args = parser.parse_args()
     begin = time.perf_counter()
-    score = run_steps(args.steps, args.seed)
+    score = run_steps(args.steps, args.seed, args.jobs, states=args.states)
     took = time.perf_counter() - begin
     print(
         f"{score.turns} checked steps in {score.worlds} worlds, {score.preempted} "

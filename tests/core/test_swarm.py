@@ -1,12 +1,15 @@
-"""Checked steps in seeded random worlds: thousands for every save, 300,000 with --all."""
+"""Checked steps in seeded random worlds: thousands for every save, 300,000 with --all,
+and 100,000 with recurrent layers.
+"""
 
 import pytest
 
 from tests.circles import claimed
-from tests.core.paths import EXECUTING, LARGE, PATHS
+from tests.core.paths import EXECUTING, LARGE, PATHS, RARE
 from tests.core.swarm import run_steps
 
 STEPS = 300_000
+STATE_STEPS = 100_000
 
 
 @pytest.mark.parametrize("steps", [2_000, *claimed([STEPS])])
@@ -23,4 +26,13 @@ def test_swarm(steps: int) -> None:
     )
     requested = (*LARGE, *EXECUTING) if steps < STEPS else PATHS
     rare = [path for path in requested if not score.paths[path]]
+    assert not rare, "these paths were never taken"
+
+
+@pytest.mark.parametrize("steps", claimed([STATE_STEPS]))
+def test_swarm_with_recurrent_layers(steps: int) -> None:
+    score = run_steps(steps, states=True)
+    assert score.turns >= steps
+    paths = [*RARE[RARE.index("hit shortened by a state") :], *EXECUTING]
+    rare = [path for path in paths if not score.paths[path]]
     assert not rare, "these paths were never taken"

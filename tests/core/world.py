@@ -297,9 +297,13 @@ def several_groups(config: EngineConfig, rng: Random) -> EngineConfig:
     )
 
 
-def with_states(config: EngineConfig, rng: Random) -> EngineConfig:
-    """`config`, or with recurrent layers, and up to a state more for each row."""
-    if rng.random() < 0.6:
+def with_states(
+    config: EngineConfig, rng: Random, *, always: bool = False
+) -> EngineConfig:
+    """`config`, or with recurrent layers, and up to a state more for each row; `always`:
+    with them.
+    """
+    if rng.random() < 0.6 and not always:
         return config
     pages, rows = rng.choice((1, 1, 2, 3, 5)), config.max_num_seqs
     groups = (*config.groups, CacheGroup(state=True, pages=pages))
@@ -309,6 +313,9 @@ def with_states(config: EngineConfig, rng: Random) -> EngineConfig:
         decode_stride_blocks=rng.choice((0, 1, 1, 2)),
         max_share=rng.choice((0.0, 0.3, 0.6, 1.0, 1.0)),
     )
+    # Not drawn: seeds keep their worlds.
+    few = 1 + (rows + pages) % 3 * pages
+    keeping = evolve(keeping, max_saved_pages=few) if (rows + more) % 2 else keeping
     return evolve(
         config, groups=groups, num_blocks=config.num_blocks + more, states=keeping
     )
@@ -921,20 +928,22 @@ class World:
         return reference(request, sample, size, own.vocab_size, limit, own.groups)
 
 
-def run_swarm(seed: int, turns: int) -> World:
-    """One world, with thresholds of its own."""
+def run_swarm(seed: int, turns: int, *, states: bool = False) -> World:
+    """One world, with thresholds of its own; `states`: with recurrent layers."""
     rng = Random(f"thresholds {seed}")
     with tuned(**tiny(rng) if rng.random() < 0.8 else {}):
-        return run_world(seed, turns)
+        return run_world(seed, turns, states=states)
 
 
-def run_world(seed: int, turns: int) -> World:
-    """One world under random fire for `turns` turns, healed and drained."""
+def run_world(seed: int, turns: int, *, states: bool = False) -> World:
+    """One world under random fire for `turns` turns, healed and drained; `states`: with
+    recurrent layers in any case.
+    """
     rng = Random(seed)
     big = rng.random() < BIG_SHARE
     config = big_config(rng) if big else tiny_config(rng)
     config = several_groups(config, Random(f"groups {seed}"))
-    config = with_states(config, Random(f"states {seed}"))
+    config = with_states(config, Random(f"states {seed}"), always=states)
     config = speculating(config, Random(f"speculation {seed}"))
     config = with_host(config, Random(f"host {seed}"))
     config = with_external_store(config, Random(f"external {seed}"))

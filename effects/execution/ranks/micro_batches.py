@@ -12,6 +12,10 @@ micro-batch, the first computes the next.
 A plan becomes a plan for each micro-batch that has rows in it, and results are put
 together again; so neither the engine nor the executor of a rank knows of it. Plan n of
 micro-batch i of m has the number n * m + i.
+
+A plan's copies come before its saves of states, which may overwrite what the copies read.
+So a kept state that a save overwrites is copied with the first micro-batch, whichever row
+starts from it: the working state that it is copied to is nobody's until then.
 """
 
 from collections import deque
@@ -72,13 +76,19 @@ def _micro_batch(plan: Plan, number: int, count: int) -> MicroBatch:
         grows=tuple(grow for grow in plan.grows if grow.row % count == number),
         copies=_copies(plan, number, count),
         deferred=tuple(indices[entry] for entry in plan.deferred if entry in indices),
+        saves=tuple(
+            evolve(save, index=indices[save.index])
+            for save in plan.saves
+            if save.index in indices
+        ),
     )
     return MicroBatch(micro_plan, entries)
 
 
 def _copies(plan: Plan, number: int, count: int) -> tuple[Copy, ...]:
     """Returns the copies of a micro-batch: those to blocks of rows that it opens; the
-    first one that has rows also has all that are to no opened row.
+    first one that has rows also has all that are to no opened row, or from pages that a
+    save of the plan overwrites.
     """
     owners = {
         block: plan.rows[opened.index] % count
@@ -87,7 +97,13 @@ def _copies(plan: Plan, number: int, count: int) -> tuple[Copy, ...]:
         for block in table
     }
     first = min(row % count for row in plan.rows)
-    return tuple(copy for copy in plan.copies if owners.get(copy.target, first) == number)
+    overwritten = {page for save in plan.saves for page in save.pages}
+
+    def carrier(copy: Copy) -> int:
+        """Returns the micro-batch that copies."""
+        return first if copy.source in overwritten else owners.get(copy.target, first)
+
+    return tuple(copy for copy in plan.copies if carrier(copy) == number)
 
 
 def merge_results(plan: Plan, results: Sequence[tuple[MicroBatch, Executed]]) -> Executed:

@@ -10,6 +10,9 @@ as few heads as any rank has, each under a key of its own. With 8 key heads, an 
 
 Where there are more ranks than key heads, several have the same slice: the first of them
 sends it, and all of them receive it. Latents (MLA) are whole on all ranks: one slice.
+
+A state of recurrent layers is not divided by key heads. Beside these, all engines have as
+many ranks, and what a rank has of a block is one slice.
 """
 
 from collections.abc import Iterable
@@ -44,6 +47,12 @@ class HeadSlices:
             n for n in own_slices if holders(n, count, ranks)[0] == rank_info.tensor_rank
         ]
         return cls(count, tuple(own_slices), tuple(sent))
+
+    @classmethod
+    def by_rank(cls, rank_info: RankInfo) -> "HeadSlices":
+        """Returns the slices where each rank exchanges all that it has of a block."""
+        own_slice = (rank_info.tensor_rank,)
+        return cls(rank_info.parallel.tensor, own_slice, own_slice)
 
     def key(self, key: Key, number: int) -> Key:
         """Returns the key of a block's slice."""

@@ -42,6 +42,7 @@ from minfer.effects.execution.tiers.paged_tensors import (
 )
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd, TransferThread
 from minfer.effects.net.framing import PeerError
+from minfer.records.config import CacheGroup
 from minfer.records.messages import FetchBlocks, Lost, Moved, StoreBlocks
 from minfer.values.checks import ConfigError
 
@@ -216,19 +217,21 @@ class KeyedCopier:
         self,
         make_tensors: Callable[[int, int], Sequence[PagedTensor]],
         store: KeyedStore,
-        bundle: int,
+        groups: Sequence[CacheGroup],
     ) -> None:
         """`make_tensors` returns the tensors of the caches, slice by slice, given the
-        number of pages in host memory and the number of slices; a block has up to
-        `bundle` pages. Raises NoHostMemoryError.
+        number of pages in host memory and the number of slices. Raises NoHostMemoryError.
         """
+        bundle = max(group.pages for group in groups)
+        block_pages = max(group.pages for group in groups if not group.state)
         self.store, self.bundle = store, bundle
         slices = len(store.slices.own)
         tensors = make_tensors(1, slices)
         slice_tensors = tensors[: len(tensors) // slices]
         layout = layout_of(slice_tensors)
-        self.block_bytes = bundle * sum(tensor.page_bytes for tensor in slice_tensors)
-        store.open(layout, self.block_bytes)
+        page_bytes = sum(tensor.page_bytes for tensor in slice_tensors)
+        self.block_bytes = bundle * page_bytes
+        store.open(layout, block_pages * page_bytes)
         room = max(bundle, pages_per_piece(tensors))
         self.lanes = {
             loads: _KeyedLane(

@@ -37,8 +37,8 @@ class KeyedStore(Protocol):
         ...
 
     def open(self, layout: bytes, block_bytes: int) -> None:
-        """Prepare to take blocks of up to `block_bytes`; `layout` is a digest of how
-        pages are stored.
+        """Prepare to take blocks of up to `block_bytes`, and states of recurrent layers,
+        which may be larger; `layout` is a digest of how pages are stored.
         """
         ...
 

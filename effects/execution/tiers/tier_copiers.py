@@ -43,7 +43,7 @@ class TierCopiers:
         self.host: PageCopier | None = None
         self.keyed: KeyedCopier | None = None
         if store is not None:
-            self.keyed = KeyedCopier(make_tensors, store, self.bundle)
+            self.keyed = KeyedCopier(make_tensors, store, config.groups)
         if config.host is not None:
             self.host = PageCopier(make_tensors(config.host.pages, 1))
 

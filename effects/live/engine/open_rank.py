@@ -48,6 +48,8 @@ def open_store(setup: Setup, rank: int = 0) -> KeyedStore | None:
             RankInfo(rank, args.parallel),
         )
         slices = HeadSlices.of(rank_info, setup.spec.cached_heads, sizes)
+        if setup.spec.has_states:
+            slices = HeadSlices.by_rank(rank_info)
         return Peers(plan, len(groups), slices, rank)
     if args.kv_disk is None:
         return None

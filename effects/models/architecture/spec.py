@@ -113,6 +113,12 @@ class ModelSpec:
             layer.for_rank(rank_info)
             for layer in self.layers[stage_layers.start : stage_layers.stop]
         )
+        if all(layer.attention is None for layer in layers):
+            raise UnsupportedModelError(
+                f"{self.family.architecture}: of its {len(self.layers)} layers, stage "
+                f"{rank_info.stage} of {rank_info.parallel.pipeline} would have none "
+                f"with attention; use fewer stages (pipeline_parallel_size)"
+            )
         rank_spec = evolve(
             self, layers=layers, first_layer=stage_layers.start, rank_info=rank_info
         )
@@ -125,14 +131,8 @@ class ModelSpec:
 
     def _check_stages(self) -> None:
         """Raise `UnsupportedModelError` for layers that need more than the residual
-        stream of the layers before them, and for states, which stages would have in
-        pages of different sizes.
+        stream of the layers before them.
         """
-        if self.has_states:
-            raise UnsupportedModelError(
-                f"{self.family.architecture} cannot be divided into stages, as it has "
-                f"recurrent layers; use one (pipeline_parallel_size)"
-            )
         shares = any(layer.shares_keys_of is not None for layer in self.layers)
         if self.input_table is not None or shares:
             raise UnsupportedModelError(

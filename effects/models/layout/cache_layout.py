@@ -18,7 +18,8 @@ of which share a slot: in pages of 5 slots a block takes 10 pages and 1. Layers 
 the keys of another one have its place.
 
 Recurrent layers keep a state instead, which is a bundle of the same pages; they are the
-last group (state_layout.py).
+last group (state_layout.py). All stages of a pipeline have the same tables, and each has
+the states of its own layers in the first pages of a bundle.
 """
 
 from collections.abc import Iterable
@@ -58,17 +59,19 @@ class CacheLayout:
     groups: tuple[CacheGroup, ...]
     layers_a_page: int  # of the largest kind: slots
     places: tuple[LayerPlace | None, ...]  # of each layer; None: it has no attention
-    states: StateLayout | None = None  # of recurrent layers, whose group is the last
+    states: StateLayout | None = None  # of its own recurrent layers, if it has any
 
     @property
     def block_groups(self) -> tuple[CacheGroup, ...]:
         """The groups of layers that keep blocks of tokens."""
-        return self.groups if self.states is None else self.groups[:-1]
+        return self.groups[:-1] if self.groups[-1].state else self.groups
 
     @property
     def state_pages(self) -> int:
-        """The pages of a state; 0: there are no recurrent layers."""
-        return 0 if self.states is None else self.states.pages
+        """The pages of a state, of the stage with the largest; 0: there are no recurrent
+        layers.
+        """
+        return self.groups[-1].pages if self.groups[-1].state else 0
 
     @property
     def tables(self) -> int:
@@ -208,16 +211,19 @@ def layout_for(spec: ModelSpec, config: EngineConfig) -> CacheLayout:
     groups = config.block_groups
     if len(groups) == 1 and groups[0].pages == 1:
         layout = with_states(one_group(spec), spec, config.block_size)
-        is_same = layout.state_pages == config.state_pages
+        is_same = True
     else:
         layout = with_states(cache_layout(spec), spec, config.block_size)
-        is_same = layout.groups == config.groups
-    if not is_same:
+        is_same = layout.block_groups == groups
+    has_room = layout.state_pages <= config.state_pages
+    if spec.rank_info.parallel.pipeline == 1:
+        has_room = layout.state_pages == config.state_pages
+    if not (is_same and has_room):
         raise ConfigError(
             f"groups: this model's layers are of {list(layout.groups)}, not of "
             f"{list(config.groups)}"
         )
-    return layout
+    return evolve(layout, groups=(*layout.block_groups, *config.groups[len(groups) :]))
 
 
 def _layers_a_page(counts: list[int]) -> int:

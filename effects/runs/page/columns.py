@@ -51,6 +51,7 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "Loading": ("blocks", "hit", "kind"),
     "Recomputing": ("blocks", "hit", "kind"),
     "LostBlocks": ("blocks", "error"),
+    "SavesSkipped": ("step", "saved", "skipped"),
     "QueueBlocked": ("cause", "needs", "available"),
     "Preempted": ("by", "known", "computed"),
     "Finished": ("reason", "length", "error"),

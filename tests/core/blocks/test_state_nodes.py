@@ -77,6 +77,18 @@ def test_a_block_that_could_be_evicted_waits_for_its_state() -> None:
     assert [*change.done().prefix.idle.values()] == [STATE[2]]
 
 
+def test_a_block_was_last_used_when_its_dropped_state_was() -> None:
+    change = opened()
+    taken = change.take(1)
+    assert taken is not None
+    [other] = block_keys(b"", (1,) * 4, 4)
+    leaf, _ = change.prefix.publish(ROOT, (other,), bundles(taken.pages, 1))
+    change.prefix.release(leaf)
+    assert keep(change, 1)
+    change.pool.release(change.prefix.drop_state(STATE[1]))
+    assert change.prefix.evict(3).keys == (KEYS[2], other, KEYS[1])
+
+
 @pytest.mark.parametrize("held", [False, True])
 def test_what_is_dropped_leaves_its_block_as_it_was(*, held: bool) -> None:
     change = opened()

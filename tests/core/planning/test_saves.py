@@ -17,6 +17,7 @@ from minfer.records.messages import (
     Missed,
     Pause,
     Preempted,
+    SavesSkipped,
     StateMissed,
     Submit,
 )
@@ -309,3 +310,43 @@ def test_what_is_never_saved_is_cut_nowhere() -> None:
     bench.give(Submit(ASKED))
     assert bench.plans[0].num_scheduled_tokens == (10,)
     assert bench.state.running.chains[0].states.save_at == NEVER
+
+
+FEW = evolve(STATES, states=StateKeeping(max_share=1.0, max_saved_pages=3), depth=1)
+
+
+def test_a_step_saves_at_most_as_many_states_and_rows_take_turns() -> None:
+    bench = Bench(FEW)
+    requests = [
+        ask(name, prompt=(number, *PROMPT[1:]), max_tokens=14)
+        for number, name in enumerate("ab")
+    ]
+    bench.give(*map(Submit, requests))
+    bench.drain()
+    assert saves(bench) == [("a", 8), ("b", 12), ("a", 16), ("b", 20)]
+    skipped = [
+        (reason.saved, reason.skipped) for reason in bench.reasons_of(SavesSkipped)
+    ]
+    assert skipped == [(1, 1)] * 4
+    for request in requests:
+        assert bench.out[request.id, 0] == bench.right(request)
+    assert bench.state.blocks.available == FEW.num_blocks
+
+
+def test_states_in_prompts_are_saved_before_checkpoints() -> None:
+    """Although that of `first` is the further behind."""
+    bench = Bench(evolve(FEW, states=evolve(FEW.states, decode_stride_blocks=3)))
+    bench.give(Submit(ask("first", prompt=PROMPT[:9], max_tokens=30)))
+    while bench.state.running.scheduled != (19,):
+        bench.turn()
+    bench.turn(Submit(ask("b", 9, 12)))
+    assert saves(bench) == [("first", 8), ("b", 8)], "and not first at 20"
+    bench.drain()
+    assert ("first", 32) in saves(bench)
+
+
+def test_states_that_others_wait_for_are_saved_first() -> None:
+    bench = Bench(FEW)
+    samples = ask("samples", prompt=PROMPT, max_tokens=2, n=2)
+    bench.give(Submit(ask("alone", 9, 2)), Submit(samples))
+    assert saves(bench) == [("samples", 8)]

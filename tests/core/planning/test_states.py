@@ -14,6 +14,7 @@ from minfer.planning.states import (
     bound_chunk,
     droppable,
     is_pressed,
+    max_saves,
     most_state_pages,
     next_save,
     state_key,
@@ -198,3 +199,11 @@ def test_of_several_states_the_first_is_dropped() -> None:
         assert change.publish_state(block, key, (5, 6))
     assert droppable(change, RowStates(kept=tuple(keys))) == keys[0]
     assert droppable(change, RowStates(kept=tuple(keys[::-1]))) == keys[1]
+
+
+@pytest.mark.parametrize(
+    ("pages", "saves"), [(1, 1), (2, 1), (3, 1), (5, 2), (1024, 512)]
+)
+def test_a_step_saves_as_many_states_as_its_pages_allow(pages: int, saves: int) -> None:
+    config = evolve(STATES, states=StateKeeping(max_saved_pages=pages))
+    assert max_saves(config) == saves

@@ -7,6 +7,7 @@ import pytest
 from attrs import evolve
 
 from minfer.blocks.keys import block_keys
+from minfer.records.config import CacheGroup
 from minfer.records.messages import Cancel, Emit, Execute
 from minfer.records.request import Request
 from minfer.records.tiers import LOAD, ExternalStore
@@ -31,11 +32,12 @@ def simulation(arrivals: list[Arrival], **more: Any) -> DisaggregatedSimulation:
         "router": RouterConfig(Prefix(token=0.1, row=0.01), 4),
         **more,
     }
+    config = how.pop("config", evolve(config_of(), external_store=TIER))
     return DisaggregatedSimulation(
-        evolve(config_of(), external_store=TIER),
+        config,
         cost=EVEN,
         arrivals=arrivals,
-        prefill_config=config_of(),
+        prefill_config=how.pop("prefill_config", config_of()),
         prefill_router=RouterConfig(LeastLoaded(), 4),
         **how,
     )
@@ -77,6 +79,24 @@ def test_what_the_decode_replica_has_is_not_sent() -> None:
     )
     found = tokens(simulation([(0.0, request("x", 9)), (20.0, longer)]))
     assert found["y"] == [("a", 21.0), ("c", 28.0)]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_state_is_sent_with_the_blocks_before_it(depth: int) -> None:
+    """A transfer of two blocks and a state of two pages takes twelve seconds; the decode
+    replica computes the token behind them.
+    """
+    groups = CacheGroup(), CacheGroup(state=True, pages=2)
+    run = simulation([(0.0, request("x", 9))])
+    run = simulation(
+        [(0.0, request("x", 9))],
+        config=evolve(run.config, groups=groups, depth=depth),
+        prefill_config=evolve(run.prefill_config, groups=groups, depth=depth),
+    )
+    found = tokens(run)
+    assert [replica for replica, _ in found["x"]] == ["a", "c", "c"]
+    # The prefill replica has a step more: its state is kept at the end of the last block.
+    assert [time for _, time in found["x"]] == [2.0, 15.0, 16.0]
 
 
 def test_short_prompts_and_single_tokens_stay_where_they_decode() -> None:

@@ -7,7 +7,7 @@ from attrs import evolve
 
 from minfer.blocks.prefix import node_of
 from minfer.records.config import CacheGroup
-from minfer.records.messages import Event, Preempted, Submit
+from minfer.records.messages import Event, Preempted, SavesSkipped, Submit
 from minfer.records.state import EngineState, Transition, Turn
 from minfer.records.state_keeping import StateKeeping
 from minfer.testing.kept_states import kept_states
@@ -137,6 +137,37 @@ def bite(law: str, when: Any, wrong: Any) -> Bite:
     return Bite(law, when, wrong, STATES, AGAIN)
 
 
+def less_urgent(turn: Turn) -> Transition:
+    """The last plan saves the state of the other row."""
+    (save,) = plans(turn)[-1].saves
+    return planned(turn, saves=(evolve(save, index=1 - save.index),))
+
+
+def skips(turn: Turn) -> bool:
+    return any(isinstance(one, SavesSkipped) for one in turn.transition.reasons)
+
+
+FEW = evolve(STATES, states=StateKeeping(max_share=1.0, max_saved_pages=2))
+TWO: tuple[tuple[Event | str, ...], ...] = (
+    (
+        Submit(ask("a", prompt=PROMPT, max_tokens=12)),
+        Submit(ask("b", prompt=(7, *PROMPT[1:]), max_tokens=12)),
+    ),
+    *[()] * 5,
+)
+
+
+def both_saved(turn: Turn) -> Transition:
+    """The last plan saves the states of both rows."""
+    (save,) = plans(turn)[-1].saves
+    return planned(turn, saves=(save, evolve(save, index=1 - save.index)))
+
+
+def decoding(turn: Turn) -> bool:
+    """A plan behind both prompts skips a save."""
+    return skips(turn) and not plans(turn)[-1].fills
+
+
 BITES = (
     bite("states: a state behind another", later, behind_another_block),
     bite("states: 0 pages of", later, not_counted),
@@ -149,6 +180,16 @@ BITES = (
     bite("states: .* starts at 8", copies, from_another_page),
     bite("states: .* starts at 8", copies, half_copied),
     bite("states: .* start again", fails, lambda t: reasoned(t, Preempted)),
+    Bite("states: 2 are saved|partition", skips, both_saved, FEW, TWO),
+    Bite("states: .* is skipped", decoding, less_urgent, FEW, TWO),
+    Bite("reason: 0 of 1", decoding, lambda t: reasoned(t, SavesSkipped), FEW, TWO),
+    Bite(
+        "reason: SavesSkipped",
+        skips,
+        lambda t: reasoned(t, SavesSkipped, saved=2),
+        FEW,
+        TWO,
+    ),
 )
 
 

@@ -10,6 +10,7 @@ from minfer.records.messages import (
     Admitted,
     FetchBlocks,
     Loading,
+    LostBlocks,
     StateMissed,
     StoreBlocks,
 )
@@ -130,6 +131,34 @@ def test_another_engine_starts_from_the_state_that_was_pushed_to_it(length: int)
     whole = evolve(goes_on, output=(), kv_transfer=None)
     assert first.out["a", 0] + second.out["b", 0] == second.right(whole)
     assert second.reasons_of(Admitted)[-1].hit == 4 * end
+
+
+def test_a_resumed_request_pushes_the_state_at_the_end_of_its_prompt() -> None:
+    """Its output is longer than a block, and is not pushed."""
+    store = ExternalStore(max_known_keys=1000, choice=LOAD, push_only=True)
+    bench = External(evolve(OUTSIDE, external_store=store))
+    asked = evolve(LONG, max_tokens=9, kv_transfer=KvTransfer(push_to="b"))
+    output = tuple(bench.right(evolve(asked, kv_transfer=None))[:8])
+    bench.serve(evolve(asked, output=output))
+    pushed = {key for store_blocks in bench.saves for key in store_blocks.keys}
+    assert {key for key in pushed if is_state(key, 1)} == {STATE}
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+def test_if_a_state_does_not_come_the_last_kept_one_is_used(kept: int) -> None:
+    """`kept`: blocks of the prompt that the engine has, with a state behind them."""
+    first = External(OUTSIDE)
+    first.serve(LONG)
+    second = another(first, OUTSIDE)
+    second.oracle.outside.pop(STATE)
+    if kept:
+        second.serve(ask("begin", prompt=LONG.prompt[:9], max_tokens=1))
+    sent = KvTransfer(num_stored_blocks=4, first_block=kept)
+    computed = second.computed
+    assert second.serve(evolve(AGAIN, kv_transfer=sent)) == second.right(LONG)
+    assert len(second.reasons_of(LostBlocks)) == 1
+    assert second.reasons_of(Admitted)[-1].hit == 4 * kept
+    assert second.computed - computed == 18 - 4 * kept
 
 
 def test_a_tier_moves_a_whole_state_at_once() -> None:

@@ -53,3 +53,13 @@ def test_a_slice_has_a_key_of_its_own_unless_it_is_the_block() -> None:
     assert whole_latents == HeadSlices(1, (0,), ())
     assert whole_latents.key(b"key", 0) == b"key"
     assert torch.arange(8).chunk(4)[2].tolist() == [4, 5], "as caches are cut"
+
+
+def test_beside_recurrent_layers_a_rank_exchanges_all_that_it_has() -> None:
+    for ranks in (1, 2, 4):
+        parallel = Parallel(tensor=ranks)
+        slices = [HeadSlices.by_rank(RankInfo(rank, parallel)) for rank in range(ranks)]
+        for rank, own in enumerate(slices):
+            assert (own.count, own.own, own.sent) == (ranks, (rank,), (rank,))
+            assert own.number(own.key(b"k" * 32, rank)) == rank
+            assert holders(rank, own.count, ranks) == range(rank, rank + 1)

@@ -23,6 +23,7 @@ from minfer.effects.execution.tiers.block_folder import (
 )
 from minfer.effects.execution.tiers.keyed_copier import KeyedCommand, KeyedCopier
 from minfer.effects.execution.tiers.paged_tensors import PagedTensor
+from minfer.records.config import CacheGroup
 from minfer.records.messages import FetchBlocks, Lost, Moved, StoreBlocks
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -40,7 +41,7 @@ class Caches:
         self.one = (40 * torch.randn(2, 11, 4, device=DEVICE)).to(dtype)
         self.two = torch.randn(1, 2, 11, 3, device=DEVICE)
         self.folder = BlockFolder(path, 1 << 20, DEVICE)
-        self.copier = KeyedCopier(self.parts, self.folder, 2)
+        self.copier = KeyedCopier(self.parts, self.folder, (CacheGroup(pages=2),))
 
     def parts(self, pages: int, slices: int = 1) -> list[PagedTensor]:
         assert slices == 1

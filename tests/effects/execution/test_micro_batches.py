@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from minfer.effects.execution.ranks.micro_batches import merge_results, micro_batches
 from minfer.records.messages import Executed
-from minfer.records.plan import Copy, Grow, NewRow, Plan, PrefillTokens
+from minfer.records.plan import Copy, Grow, NewRow, Plan, PrefillTokens, SaveState
 from minfer.sampling.reference_sampler import RowSampling
 
 SAMPLING = RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, sample=0)
@@ -34,6 +34,10 @@ def plans(draw: st.DrawFn) -> Plan:
         grows=tuple(Grow(rows[i], 3, (300 + i,)) for i in draw(st.sets(st.just(0)))),
         copies=tuple(Copy(7, 100 + i, 3) for i in row_set),
         deferred=tuple(sorted(draw(st.sets(st.integers(0, size - 1))))),
+        saves=tuple(
+            SaveState(i, (400 + i,))
+            for i in sorted(draw(st.sets(st.integers(0, size - 1))))
+        ),
     )
 
 
@@ -45,7 +49,7 @@ def test_each_row_is_in_one_micro_batch_with_all_that_is_its_own(
     assert sorted(
         entry for micro_batch in step_parts for entry in micro_batch.entries
     ) == [*range(len(plan.rows))]
-    counts = [0] * 4
+    counts = [0] * 5
     for micro_batch in step_parts:
         part_plan, step = micro_batch.plan, micro_batch.plan.step
         assert {row % count for row in part_plan.rows} == {step % count}
@@ -75,16 +79,45 @@ def test_each_row_is_in_one_micro_batch_with_all_that_is_its_own(
         assert moved_opens == [
             item for item in plan.opens if item.index in micro_batch.entries
         ]
+        for save in part_plan.saves:
+            entry = micro_batch.entries[save.index]
+            assert save.pages == (400 + entry,)
         targets = {
             block for item in part_plan.opens for table in item.tables for block in table
         }
         assert {item.target for item in part_plan.copies} <= targets
         for i, kind in enumerate(
-            (part_plan.fills, part_plan.opens, part_plan.grows, part_plan.copies)
+            (
+                part_plan.fills,
+                part_plan.opens,
+                part_plan.grows,
+                part_plan.copies,
+                part_plan.saves,
+            )
         ):
             counts[i] += len(kind)
-    sizes = (plan.fills, plan.opens, plan.grows, plan.copies)
+    sizes = (plan.fills, plan.opens, plan.grows, plan.copies, plan.saves)
     assert counts == [len(item) for item in sizes]
+
+
+def test_what_a_save_overwrites_is_copied_with_the_first_micro_batch() -> None:
+    """Row 1 starts from a state in page 7, which the save of row 0 takes."""
+    opened = NewRow(1, ("r", 0), (1,) * 9, 9, 20, SAMPLING, ((100,), (101, 102)))
+    plan = Plan(
+        step=3,
+        run_ids=(50, 51),
+        rows=(0, 1),
+        starts=(3, 8),
+        num_scheduled_tokens=(1, 1),
+        max_sampled_tokens=(1, 1),
+        fills=(PrefillTokens(1, (1,)),),
+        opens=(opened,),
+        copies=(Copy(7, 101, 4), Copy(8, 102, 4)),
+        saves=(SaveState(0, (9, 7)),),
+    )
+    first, second = (part.plan for part in micro_batches(plan, 2))
+    assert (first.copies, first.saves) == (plan.copies[:1], plan.saves)
+    assert (second.copies, second.opens) == (plan.copies[1:], (evolve(opened, index=0),))
 
 
 @given(plans(), st.integers(1, 4))

@@ -1,6 +1,7 @@
 """Blocks that engines send each other, over local sockets and TCP."""
 
 import errno
+import random
 import socket
 import struct
 import threading
@@ -131,6 +132,33 @@ def test_blocks_that_are_wanted_are_sent(decode: Receiving) -> None:
     assert ways == (decode.how == "local", decode.how == "nixl")
     with pytest.raises(NotSentError):
         fetched(decode.box, KEYS[0])  # it was fetched, and its slot is free
+    prefill.close()
+
+
+def test_a_state_is_sent_in_parts_as_large_as_blocks(decode: Receiving) -> None:
+    """It needs several slots; and a block beside it one."""
+    prefill, size = decode.sender(), 3 * SIZE + 17
+    prefill.want(KEYS[:2], "d")
+    state, block = random.Random(1).randbytes(size), contents_of(KEYS[1])
+    send(prefill, KEYS[0], state)
+    send(prefill, KEYS[1])
+    for key, contents in ((KEYS[1], block), (KEYS[0], state)):
+        pieces = views(bytes(len(contents)))
+        decode.peers.read(key, b"", pieces)
+        assert b"".join(pieces) == contents
+    assert decode.box.received == 5
+    assert decode.box.received_bytes == size + SIZE
+    prefill.close()
+
+
+def test_a_state_without_one_of_its_parts_has_not_come(decode: Receiving) -> None:
+    prefill = decode.sender()
+    prefill.want(KEYS[:1], "d")
+    send(prefill, KEYS[0], bytes(3 * SIZE))
+    part = KEYS[0] + (2).to_bytes(peering.PART_BYTES)
+    assert fetched(decode.box, part) == bytes(SIZE)
+    with pytest.raises(NotSentError):
+        decode.peers.read(KEYS[0], b"", views(bytes(3 * SIZE)))
     prefill.close()
 
 
@@ -511,6 +539,7 @@ def test_a_block_of_another_size_is_not_taken(
         slot for connection in box._connections.values() for slot in connection.slots
     ]
     assert sorted([*box._free, *granted]) == [*range(box.slots)]  # its slot came back
+    prefill._slot_bytes = 2 * SIZE  # it has larger blocks
     send(prefill, KEYS[1], b"x" * 1001)
     assert "a block of 1001 bytes" in caplog.text
     prefill.close()

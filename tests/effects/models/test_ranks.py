@@ -39,6 +39,7 @@ from minfer.effects.models.ranks import (
     whole_logits,
 )
 from minfer.kernels.sample import SIZES
+from minfer.values.checks import ConfigError
 from tests.effects.models.rank_threads import ThreadRanks, on_ranks
 from tests.effects.tiny_families import VARIANTS, save, written
 from tests.effects.tiny_model import (
@@ -85,10 +86,11 @@ def run(spec: ModelSpec, weights: Weights, communicator: Communicator) -> Tensor
 
 
 def fits(spec: ModelSpec, parallel: Parallel) -> bool:
-    """Whether a model can be divided so."""
+    """Whether a model can be divided so, and pages of its parts have room for states."""
     try:
-        spec.for_rank(RankInfo(0, parallel))
-    except UnsupportedModelError:
+        for rank in parallel.first_ranks:
+            state_tables(spec.for_rank(RankInfo(rank, parallel)), BLOCK, 8, 1)
+    except (UnsupportedModelError, ConfigError):
         return False
     return True
 

@@ -11,7 +11,10 @@ from minfer.effects.cli.compare.levels import levels_of
 from minfer.effects.execution.tiers.peers.peer_plan import DECODE, PeerPlan
 from minfer.effects.models.architecture.gated_delta import GatedDelta
 from minfer.effects.models.architecture.spec_reader import parse_spec
+from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.layout.cache_layout import layout_for
 from minfer.effects.models.layout.shapes import pending_state_bytes
+from minfer.effects.models.ranks import RankInfo
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import NotEnoughMemoryError, describe
 from minfer.effects.setup.prepare import Setup, prepare
@@ -94,10 +97,9 @@ def test_a_model_without_recurrent_layers_has_no_states(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"pipeline_parallel_size": 2}, "cannot be divided into stages yet"),
         (
-            {"kv_peers": PeerPlan(name="d", role=DECODE)},
-            r"\(--prefill, --decode\) are not supp",
+            {"kv_peers": PeerPlan(name="d", role=DECODE, prefill_ranks=2)},
+            r"rank by rank, and 2 \(--prefill-tensor-parallel-size\) is not 1",
         ),
         ({"block_size": 1}, "use --block-size 2"),
     ],
@@ -107,6 +109,39 @@ def test_what_is_not_supported_is_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=error):
         prepared(folder, **settings)
+
+
+def test_engines_exchange_states(folder: Path) -> None:
+    plan = PeerPlan(name="d", role=DECODE, prefill_ranks=2, decode_ranks=2)
+    setup = prepared(folder, kv_peers=plan, tensor_parallel_size=2)
+    store = setup.config.external_store
+    assert store is not None
+    assert store.storing >= setup.config.state_pages
+
+
+def test_each_stage_has_layers_with_attention(folder: Path) -> None:
+    with pytest.raises(
+        UnsupportedModelError, match="of its 4 layers, stage 0 of 2 would"
+    ):
+        prepared(folder, pipeline_parallel_size=2)
+
+
+def test_stages_have_states_of_their_own_layers_in_the_same_pages(tmp_path: Path) -> None:
+    """The first stage has three recurrent layers and one with attention, the other one
+    the opposite.
+    """
+    layers = [*["linear_attention"] * 3, *["full_attention"] * 4, "linear_attention"]
+    settings = {**VARIANTS[KEY], "num_hidden_layers": 8, "layer_types": layers}
+    config = written(KEY[0], settings)
+    (tmp_path / "config.json").write_text(json.dumps(config, default=str))
+    setup = prepared(tmp_path, pipeline_parallel_size=2)
+    specs = [setup.spec.for_rank(RankInfo(i, setup.args.parallel)) for i in range(2)]
+    layouts = [layout_for(spec, setup.config) for spec in specs]
+    pages = setup.config.state_pages
+    assert [layout.groups for layout in layouts] == [setup.config.groups] * 2
+    states = [layout.states for layout in layouts]
+    assert [state and state.pages for state in states] == [2, pages]
+    assert pages > 4, "of three layers in pages of one"
 
 
 def test_a_draft_model_has_no_recurrent_layers(folder: Path, tmp_path: Path) -> None:

@@ -8,6 +8,9 @@ write: a block is computed ---- connection ---> inbox
 A request says which engine its blocks are for: by a name that the plan has an address of,
 or, if that engine is on another machine, by its address. Of an engine of several ranks,
 each sends and receives its own slices of a block (head_slices.py).
+
+A state of recurrent layers may be as large as 50 blocks. It is sent in parts that are as
+large as blocks, as slots of the inbox are, each under a key of its own.
 """
 
 import logging
@@ -36,6 +39,7 @@ MAX_WANTED_KEYS: Final = 1 << 17  # keys that wait to be sent
 INBOX_BYTES: Final = 2 << 30
 MIN_INBOX_SLOTS: Final = 16
 MAX_INBOX_SLOTS: Final = 4096
+PART_BYTES: Final = 4  # of the number of a part, behind the key of its block
 # Seconds after the last failure to reach an engine that has no address in the plan, until
 # it counts as gone: it has another address when it starts again.
 GONE_SECONDS: Final = 60.0
@@ -60,6 +64,7 @@ class Peers:
     inbox: Inbox | None = field(init=False, default=None)
     _remote: RemoteInbox | None = field(init=False, default=None)
     _layout: bytes = field(init=False, default=b"")
+    _slot_bytes: int = field(init=False, default=0)
     _wanted: OrderedDict[Key, frozenset[str]] = field(init=False, factory=OrderedDict)
     _lock: threading.Lock = field(init=False, factory=threading.Lock)
     _senders: dict[tuple[str, int], Sender] = field(init=False, factory=dict)
@@ -76,7 +81,7 @@ class Peers:
         """As `KeyedStore` says. Raises OSError if it cannot listen, or there is no
         memory.
         """
-        plan, self._layout = self.plan, layout
+        plan, self._layout, self._slot_bytes = self.plan, layout, block_bytes
         self._senders = {
             (name, rank): Sender(of_rank(address, rank), layout, plan.secret, plan.name)
             for name, address in plan.sends.items()
@@ -138,7 +143,8 @@ class Peers:
             for rank in holders(number, self.slices.count, ranks):
                 sender = self._sender(engine, rank)
                 with suppress(PeerError):  # it has counted and logged that
-                    sender.send(key, contents)
+                    for part_key, part in self._parts(key, contents):
+                        sender.send(part_key, part)
 
     def _sender(self, engine: str, rank: int) -> Sender:
         """Returns what sends to a rank of an engine. Raises PeerError."""
@@ -177,7 +183,16 @@ class Peers:
         del layout
         if self.inbox is None:
             raise PeerError("this engine gets no blocks from others")
-        self.inbox.fetch(key, contents)
+        for part_key, part in self._parts(key, contents):
+            self.inbox.fetch(part_key, part)
+
+    def _parts(self, key: Key, contents: Contents) -> Iterator[tuple[Key, Contents]]:
+        """Yields the parts of a block, each with its key: one, but of a large state."""
+        if sum(map(len, contents)) <= self._slot_bytes:
+            yield key, contents
+            return
+        for number, part in enumerate(_cut(contents, self._slot_bytes)):
+            yield key + number.to_bytes(PART_BYTES), part
 
     def note(self, *, fetches: bool, seconds: float, dropped: int = 0) -> None:
         """As `KeyedStore` says; senders count what they could not send."""
@@ -211,6 +226,22 @@ class Peers:
             self._remote.close()
         if self.inbox is not None:
             self.inbox.close()
+
+
+def _cut(contents: Contents, size: int) -> Iterator[list[memoryview]]:
+    """Yields the contents in parts of `size` bytes; the last one may be shorter."""
+    part, room = list[memoryview](), size
+    for chunk in contents:
+        first = 0
+        while first < len(chunk):
+            piece = chunk[first : first + room]
+            part.append(piece)
+            first, room = first + len(piece), room - len(piece)
+            if not room:
+                yield part
+                part, room = [], size
+    if part:
+        yield part
 
 
 def _counts(senders: Iterable[Sender]) -> Counter[str]:

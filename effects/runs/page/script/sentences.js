@@ -123,6 +123,10 @@ function decisionSentence(about) {
     }
     case "LostBlocks":
       return item([`${many(a, "block")} could not be copied${and(b)}`], "wrong");
+    case "SavesSkipped": {
+      const done = `step ${count(a)} saves ${many(b, "state")} of recurrent layers`;
+      return item([`${done}, as many as one may; ${count(c)} more were due`]);
+    }
     case "QueueBlocked":
       return item([name, ` waits: ${blocked(i)}`], "held");
     case "Preempted":
