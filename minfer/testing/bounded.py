@@ -1,0 +1,186 @@
+"""A process of its own for a policy under test, with limits.
+
+A policy is code of others: it may never end, allocate without bound or print. The process
+is a fork, so that a policy need not be importable. It has a limit of memory, what it
+prints is counted, and the process that waits ends it if a call does not return.
+"""
+
+import io
+import os
+import pickle
+import resource
+import sys
+import warnings
+from collections.abc import Callable
+from mmap import mmap
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from time import monotonic
+from typing import Any, Final
+
+from attrs import define
+
+from minfer.testing.call_limits import RunningCall, limits, running_call
+
+MEMORY_BYTES: Final = 2**30  # that a policy may need, beside what there was
+MAX_CALL_SECONDS: Final = 20.0  # after which the process of a call is ended
+_POLL_SECONDS: Final = 0.2
+_MAX_PRINTED: Final = 300  # characters of what is printed that are kept
+
+# Makes the error of a broken law from its name, how it was broken, and the method.
+MakeError = Callable[[str, str, str], AssertionError]
+
+
+class Prints(io.TextIOBase):
+    """Counts what is printed, and keeps the beginning."""
+
+    def __init__(self) -> None:
+        self.count, self.first, self.method = 0, "", ""
+
+    def write(self, text: str) -> int:
+        """Count a text; the first text's method is the one that runs."""
+        if limits.board is not None and not self.count:
+            self.method = running_call(limits.board).name
+        self.count += len(text)
+        self.first += text[: max(0, _MAX_PRINTED - len(self.first))]
+        return len(text)
+
+    def __str__(self) -> str:
+        more = (
+            f"... ({self.count:,} characters in all)" if self.count > _MAX_PRINTED else ""
+        )
+        return f"{self.first.strip()!r}{more}"
+
+
+@define
+class _Outcome:
+    """How a check in another process ended: its error, as pickled, and what it says."""
+
+    pickled: bytes
+    notes: list[str]
+
+
+def run_bounded(check: Callable[[], None], make_error: MakeError, seconds: float) -> None:
+    """Run `check` in a process of its own, and raise what it raises.
+
+    A call that cannot be interrupted, a process that dies, and one that takes longer than
+    `seconds` are laws that were broken, too.
+    """
+    context, board = get_context("fork"), mmap(-1, 4096)
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_run, args=(check, make_error, board, sender))
+    with warnings.catch_warnings():
+        # of threads that hold locks: the process runs Python alone
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    sender.close()
+    try:
+        outcome = _wait(receiver, board, make_error, seconds)
+    except EOFError:
+        process.join()
+        name, code = running_call(board).name, process.exitcode
+        detail = (
+            f"the policy's process ended in {name or 'its first call'}: exit code {code}"
+        )
+        raise make_error("never raises", detail, name) from None
+    finally:
+        process.kill()
+        process.join()
+        board.close()
+    if outcome is not None:
+        error = pickle.loads(outcome.pickled)  # noqa: S301  # of a process of this one
+        for note in outcome.notes:
+            error.add_note(note)
+        raise error from error.__cause__
+
+
+def _wait(
+    receiver: Connection, board: mmap, make_error: MakeError, seconds: float
+) -> _Outcome | None:
+    """Wait for the outcome. Raises EOFError if there will be none."""
+    began = since = monotonic()
+    last = running_call(board)
+    while not receiver.poll(_POLL_SECONDS):
+        now, call = monotonic(), running_call(board)
+        if call != last or not call.running:
+            last, since = call, now
+        if now - since > MAX_CALL_SECONDS:
+            raise make_error("never ends", _unreturned(call), call.name)
+        if now - began > seconds:
+            detail = (
+                f"the check took longer than {seconds:g} s: {call.number:,} calls so "
+                f"far, the last of {call.name}; `seconds` allows more"
+            )
+            raise make_error("never ends", detail, call.name)
+    outcome: _Outcome | None = receiver.recv()
+    return outcome
+
+
+def _unreturned(call: RunningCall) -> str:
+    return (
+        f"{call.name} did not return within {MAX_CALL_SECONDS:g} s, and could not be "
+        "interrupted"
+    )
+
+
+def _run(
+    check: Callable[[], None], make_error: MakeError, board: mmap, sender: Connection
+) -> None:
+    """Run a check in this process, and send its outcome."""
+    prints, nowhere = Prints(), os.open(os.devnull, os.O_WRONLY)
+    sys.stdout = sys.stderr = prints
+    os.dup2(nowhere, 1)  # what is printed from C, and by the programs that it starts
+    os.dup2(nowhere, 2)
+    limits.begin(board)
+    _limit_memory(MEMORY_BYTES)
+    error: BaseException | None = None
+    try:
+        check()
+    except MemoryError:
+        _limit_memory(4 * MEMORY_BYTES)  # so that it can be reported
+        detail = f"it needs more than {MEMORY_BYTES >> 20} MiB"
+        error = make_error("memory", detail, running_call(board).name)
+    except BaseException as raised:  # raised again where it is waited for
+        error = raised
+    if error is None and prints.count:
+        detail = f"{prints.method} printed {prints}: a policy touches nothing"
+        error = make_error("prints", detail, prints.method)
+    sender.send(None if error is None else _outcome(error, make_error, prints))
+    sender.close()
+
+
+def _outcome(error: BaseException, make_error: MakeError, prints: Prints) -> _Outcome:
+    notes = [note for note in getattr(error, "__notes__", ()) if "Falsifying" not in note]
+    if prints.count and getattr(error, "law", "") != "prints":
+        notes.append(f"the policy printed {prints}")
+    for candidate in (error, _without_turns(error, make_error)):
+        try:
+            pickled = pickle.dumps(candidate)
+            pickle.loads(pickled)  # noqa: S301  # just pickled
+        except Exception:  # noqa: S112  # classes inside of functions, and objects of others
+            continue
+        return _Outcome(pickled, notes)
+    return _Outcome(pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}")), notes)
+
+
+def _without_turns(error: Any, make_error: MakeError) -> Exception:
+    """The same error, of which all but the text stays behind."""
+    law = getattr(error, "law", "")
+    if not law:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    copy: Any = make_error(law, error.detail, getattr(error, "method", ""))
+    copy.args = (str(error),)
+    return copy
+
+
+def _limit_memory(more: int) -> None:
+    """Limit the memory of this process to `more` bytes than it has."""
+    try:
+        with open("/proc/self/statm") as statm:
+            pages = int(statm.read().split()[0])
+    except OSError:  # not on Linux
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    size = pages * resource.getpagesize() + more
+    if most == resource.RLIM_INFINITY or size < most:
+        resource.setrlimit(resource.RLIMIT_AS, (size, most))
