@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from attrs import define, field
 
-from minfer.policies.mistakes import overridden_methods
+from minfer.policies.mistakes import METHODS, overridden_methods
 from minfer.records.policy import FirstCome
 from minfer.testing.hidden_state import HiddenState
 from minfer.testing.policy_error import PolicyError
@@ -103,6 +103,8 @@ class Restoring:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        if name not in METHODS:  # a setting
+            return getattr(self.policy, name)
         return lambda *args: self._call(name, args)
 
     def _call(self, name: str, args: tuple[Any, ...]) -> Any:

@@ -30,6 +30,8 @@ class HiddenState:
                 copy = deepcopy(value)
             except Exception:  # noqa: S112  # what cannot be copied raises errors of any kind
                 continue
+            if not _are_equal(copy, value):
+                continue
             self._values[id(owner), name] = owner, name, copy, title
 
     def changed(self) -> str:
@@ -86,7 +88,9 @@ def _data(variables: Any) -> Iterator[tuple[str, Any]]:
     """Variables that may be state: no code, and no constants in capitals."""
     for name, value in [*variables.items()]:
         is_constant = isinstance(value, _CONSTANT) and name.isupper()
-        if not (name.startswith("__") or is_constant or isinstance(value, _CODE)):
+        if not (
+            name.startswith(("__", "_abc_")) or is_constant or isinstance(value, _CODE)
+        ):
             yield name, value
 
 

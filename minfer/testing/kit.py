@@ -42,7 +42,7 @@ from minfer.testing.stories import (
 from minfer.testing.story_search import FailedStory, Search
 from minfer.testing.trial import VOCAB, Law, Trial
 
-HEAVY_SHARE: Final = 40  # stories with heavy tails, of a hundred others
+HEAVY_SHARE: Final = 100  # stories with heavy tails, of a hundred others
 _gaps = st.sampled_from((0.0, 0.0, 0.001, 0.03, 0.4, 3.0, 20.0))
 _paces = st.sampled_from((1.0, 0.1, 10.0))
 # A few, so that a story has few choices: as many drafts as possible, or as profitable.
@@ -234,7 +234,7 @@ def _check(
         (st.just(SteadyLoad(fresh_clients=True)), 1),
     )
     for stories, number in kinds:
-        search = Search(policy, bounds, second)
+        search = Search(policy, bounds, second, hidden)
         search.run(stories, number, seed)
         if search.failed is not None:
             error = _explained(search.failed, hidden, bounds)

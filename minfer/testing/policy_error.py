@@ -69,11 +69,15 @@ def story(turns: Sequence[Turn]) -> list[str]:
     """The lines of a story, at most `MAX_LINES`."""
     told = [(turn, lines) for turn in turns if (lines := _lines_of(turn))]
     alike = groupby(told, key=lambda entry: _NUMBER.sub("#", "\n".join(entry[1])))
-    lines = [line for _, group in alike for line in _turns_alike([*group])]
+    return shortened([line for _, group in alike for line in _turns_alike([*group])])
+
+
+def shortened(lines: list[str]) -> list[str]:
+    """At most `MAX_LINES` of the lines: the first and the last."""
     if len(lines) <= MAX_LINES:
         return lines
     first, num_left_out = MAX_LINES - _LAST_LINES - 1, len(lines) - MAX_LINES + 1
-    left_out = f"  ({num_left_out} lines left out; save= writes the whole story)"
+    left_out = f"  ({num_left_out} lines left out; the error's attributes have all)"
     return [*lines[:first], left_out, *lines[-_LAST_LINES:]]
 
 
@@ -121,7 +125,15 @@ def _report(record: Any) -> tuple[str, Any, str]:
     return type(record).__name__, getattr(record, "id", None), fields
 
 
+def record_line(record: Any) -> str:
+    """A record on one line, without the fields that are as by default."""
+    kind, request_id, fields = _report(record)
+    return f"{kind}{'' if request_id is None else f' id={request_id}'}{fields}"
+
+
 def _shown(value: Any) -> str:
+    if isinstance(value, tuple) and value and isinstance(value[0], bytes):  # keys
+        value = [key.hex()[:6] for key in value]
     text = value if isinstance(value, str) else repr(value)
     if len(text) <= _MAX_VALUE:
         return text

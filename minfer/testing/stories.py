@@ -21,7 +21,8 @@ from minfer.testing.trial import VOCAB, Law, Trial
 
 # seconds since the event before it, event
 Trace = tuple[tuple[float, Submit | Cancel], ...]
-HEAVY_TURNS: Final = 30  # of a heavy story, before all requests are cancelled
+HEAVY_TURNS: Final = 20  # of a heavy story, before all requests are cancelled
+GAP_TURNS: Final = 6  # between groups of requests
 _ROUNDS: Final = 12  # of a steady load, of which the last half counts
 # With clients that never return: a state with a bound, such as the 1,024 accounts of fair
 # shares, reaches it.
@@ -115,14 +116,13 @@ class HeavyStory:
         """Run it. Raises PolicyError if an answer breaks a promise."""
         trial = _trial(self.config, policy, bounds, 0.01, thorough=False)
         for number, group in enumerate(self.groups):
-            gap = group.gap
+            trial.advance(group.gap, GAP_TURNS)
             for index in range(group.count):
                 client = group.request.client
                 if group.num_clients > 1:
                     client = f"{client}{index % group.num_clients}"
                 name = f"g{number}.{index}"
-                trial.tell(Submit(evolve(group.request, id=name, client=client)), gap)
-                gap = 0.0
+                trial.tell(Submit(evolve(group.request, id=name, client=client)))
         for _ in range(HEAVY_TURNS):
             trial.turn(trial.now + trial.pace)
         trial.cancel_all()

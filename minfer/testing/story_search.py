@@ -9,6 +9,7 @@ from attrs import define, frozen
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis.errors import FlakyFailure
 
+from minfer.testing.hidden_state import HiddenState
 from minfer.testing.policy_error import PolicyError
 from minfer.testing.second_process import SecondProcess
 from minfer.testing.stories import AnyStory, Bounds
@@ -38,6 +39,7 @@ class Search:
     policy: Any
     bounds: Bounds
     second: SecondProcess
+    hidden: HiddenState
     failed: FailedStory | None = None  # the shortest so far
     _shrinking_turns: int = 0  # turns since the first that failed
 
@@ -70,6 +72,7 @@ class Search:
         known = self.failed
         if known is not None and self._shrinking_turns > MAX_SHRINKING_TURNS:
             return
+        self.hidden.restore()  # so that a story does not depend on those before it
         try:
             trial = story.run(self.policy, self.bounds, self.second)
             self._shrinking_turns += len(trial.turns) if known else 0

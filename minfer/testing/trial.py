@@ -135,6 +135,15 @@ class Trial:
         else:
             self.now = min(until, *(wake_times or [until]))
 
+    def advance(self, seconds: float, max_turns: int) -> None:
+        """Go on for some seconds, in few turns: the last step takes the rest of them."""
+        until = self.now + seconds
+        for _ in range(max_turns):
+            if self.now < until:
+                self.turn(until)
+        if self._device.plans:
+            self.now = max(self.now, until)
+
     @property
     def has_work(self) -> bool:
         """Whether an event or a step's results are still to come."""

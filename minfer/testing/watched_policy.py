@@ -12,7 +12,7 @@ from typing import Any, Final
 from attrs import define, field
 from attrs.exceptions import FrozenInstanceError
 
-from minfer.policies.mistakes import error_text, raising_line
+from minfer.policies.mistakes import METHODS, error_text, raising_line
 from minfer.records.policy import Load, Policy
 from minfer.records.request import Request
 from minfer.testing.call_limits import CallTooLongError, limits
@@ -76,6 +76,8 @@ class WatchedPolicy:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        if name not in METHODS:  # a setting
+            return getattr(self.policy, name)
         return lambda *args: self._call(name, args)
 
     def begin_turn(self) -> None:
@@ -108,13 +110,17 @@ class WatchedPolicy:
             self.budgets.append(answer)
         if name == "defer" and _IS_VALID[name](args, answer) and answer[0]:
             self.deferred.add(args[1].client)
-        report = f"{name}{args!r:.{_MAX_ARGS}} is {answered!r:.{_MAX_ARGS}}"
-        if not _IS_VALID.get(name, lambda *_: True)(args, answer):
-            protocol = getattr(Policy, name).__doc__
-            self.flaws.append(Flaw(name, f"{report}; the protocol: {protocol}", name))
         if outside.calls:
             self.flaws += _called_flaws(name, outside)
-        if not (unchanged and answer == answered == repeated):
+        is_valid = _IS_VALID.get(name, lambda *_: True)(args, answer)
+        is_pure = unchanged and answer == answered == repeated
+        if is_valid and is_pure:
+            return answer
+        report = f"{name}{args!r:.{_MAX_ARGS}} is {answered!r:.{_MAX_ARGS}}"
+        if not is_valid:
+            protocol = getattr(Policy, name).__doc__
+            self.flaws.append(Flaw(name, f"{report}; the protocol: {protocol}", name))
+        if not is_pure:
             difference = _difference(repeated, outside, unchanged=unchanged)
             self.flaws.append(Flaw("purity", f"{report}, {difference}", name))
         return answer

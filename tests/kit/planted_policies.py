@@ -55,7 +55,7 @@ class Random(FirstCome):
     """A lottery between requests of one second."""
 
     def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
-        return (float(int(time)), random.random()), state  # noqa: S311
+        return (float(int(time)), random.random()), state
 
 
 class HiddenCount(FirstCome):
@@ -108,7 +108,7 @@ class RareLoad(FirstCome):
     """A smaller budget for a longer queue, of which none is left at 300."""
 
     def budget(self, state: Any, load: Load) -> int:
-        return max(1, load.budget // max(1, 3 - load.waiting // 100))  // (
+        return max(1, load.budget // max(1, 3 - load.waiting // 100)) // (
             1 if load.waiting < 300 else 0
         )
 
@@ -190,9 +190,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "rare input": Fault(RareInput, ("never raises",), "rank"),
     "rare load": Fault(RareLoad, ("never raises",), "budget"),
     "growing state": Fault(Grows, ("state size",), "rank"),
-    "stated budget": Fault(
-        StatedBudget, ("stated_budget",), "budget", (stated_budget,)
-    ),
+    "stated budget": Fault(StatedBudget, ("stated_budget",), "budget", (stated_budget,)),
     "urgent preempts": Fault(
         UrgentPreempts, ("urgent_preempts",), "may_preempt", (urgent_preempts,)
     ),
