@@ -5,6 +5,7 @@ as what it is, by a short story that names the method, and in how many seconds.
 """
 
 import argparse
+import resource
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -27,6 +28,7 @@ class Attempt:
     """A run of a kit: the law that it found broken, and what it said."""
 
     seconds: float
+    cpu_seconds: float  # on a machine that others use, too, the better measure
     law: str = ""
     method: str = ""
     lines: int = 0
@@ -34,13 +36,20 @@ class Attempt:
 
 def attempt(check: Callable[[], None]) -> Attempt:
     """Run a check, and time it."""
-    begin = time.perf_counter()
+    begin, cpu_begin = time.perf_counter(), _cpu_seconds()
+    law, method, lines = "", "", 0
     try:
         check()
     except (PolicyError, RouterError) as error:
-        lines = str(error).count("\n") + 1
-        return Attempt(time.perf_counter() - begin, error.law, error.method, lines)
-    return Attempt(time.perf_counter() - begin)
+        law, method, lines = error.law, error.method, str(error).count("\n") + 1
+    seconds, cpu_seconds = time.perf_counter() - begin, _cpu_seconds() - cpu_begin
+    return Attempt(seconds, cpu_seconds, law, method, lines)
+
+
+def _cpu_seconds() -> float:
+    """Of the kit's processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def figures(fault: Fault, attempts: list[Attempt]) -> dict[str, Any]:
@@ -52,10 +61,11 @@ def figures(fault: Fault, attempts: list[Attempt]) -> dict[str, Any]:
         "as_what_it_is": len(named),
         "of": len(attempts),
         "seconds": spread([one.seconds for one in attempts]),
+        "cpu_seconds": spread([one.cpu_seconds for one in attempts]),
         "lines": max((one.lines for one in found), default=0),
         "laws": sorted({one.law for one in found}),
         "methods": sorted({one.method for one in found}),
-        "in_time": all(one.seconds <= MAX_SECONDS for one in attempts),
+        "in_time": all(one.cpu_seconds <= MAX_SECONDS for one in attempts),
         "short": all(one.lines <= MAX_LINES for one in found),
         "attempts": [asdict(one) for one in attempts],
     }

@@ -88,9 +88,8 @@ def _data(variables: Any) -> Iterator[tuple[str, Any]]:
     """Variables that may be state: no code, and no constants in capitals."""
     for name, value in [*variables.items()]:
         is_constant = isinstance(value, _CONSTANT) and name.isupper()
-        if not (
-            name.startswith(("__", "_abc_")) or is_constant or isinstance(value, _CODE)
-        ):
+        is_code = isinstance(value, _CODE) or name.startswith(("__", "_abc_"))
+        if not (is_constant or is_code):
             yield name, value
 
 

@@ -141,7 +141,8 @@ class RouterTrial:
         if changed:
             detail = (
                 f"choose changes {changed}, which is no part of the policy's state: "
-                f"start() returns the first, and choose the next. Found by {law}: {detail}"
+                f"start() returns the first, and choose the next. Found by {law}: "
+                f"{detail}"
             )
             law = "hidden state"
         return Flaw(law, detail, "choose" if law in _OF_POLICY else "")
