@@ -8,7 +8,7 @@ holds is at fault. Methods that decide one thing are tried before those that ord
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from minfer.policies.mistakes import METHODS, overridden_methods
 from minfer.records.policy import FirstCome
@@ -121,13 +121,18 @@ def with_hidden_state(
 ) -> PolicyError:
     """The error; if it is one of state that the policy keeps for itself, then that it is.
 
-    It is, if the law holds once nothing is kept between calls.
+    It is, if the law holds once nothing is kept between calls, or once no method is
+    called a second time and no turn decided again.
     """
     hidden.restore()
     restoring = Restoring(hidden.policy, hidden)
     holds = keeps_law(error.law, story, restoring, bounds)
-    if not restoring.changes or not (holds or error.law in _DIFFERENCES):
+    if not restoring.changes:
         return error
+    if not (holds or error.law in _DIFFERENCES):
+        hidden.restore()
+        if not keeps_law(error.law, story, hidden.policy, evolve(bounds, repeats=False)):
+            return error
     method, value = next(iter(restoring.changes.items()))
     detail = (
         f"{method} changes {value}, which is no part of the policy's state: start() "
