@@ -39,6 +39,8 @@ class Bounds:
     patience: float = 10.0
     hold: float = 1.0
     laws: tuple[Law, ...] = ()
+    # Whether methods are called a second time, and turns decided again.
+    repeats: bool = True
 
 
 class AnyStory(Protocol):
@@ -54,15 +56,10 @@ def _trial(
     config: EngineConfig, policy: Any, bounds: Bounds, pace: float, *, thorough: bool
 ) -> Trial:
     config = evolve(config, policy=policy)
-    return Trial(
-        config,
-        pace,
-        bounds.overtakes,
-        bounds.patience,
-        bounds.hold,
-        bounds.laws,
-        thorough,
-    )
+    limits = bounds.overtakes, bounds.patience, bounds.hold
+    trial = Trial(config, pace, *limits, bounds.laws, thorough)
+    trial.watched.twice = bounds.repeats
+    return trial
 
 
 @frozen
