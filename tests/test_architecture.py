@@ -141,7 +141,9 @@ def test_the_core_imports_nothing_that_touches_the_world(path: Path) -> None:
                 f"{shown(path)}: {module}"
             )
             allowed = PROCESSES.get(path, set())
-            assert top not in WORLDLY - allowed, f"{shown(path)}: {module} touches the world"
+            assert top not in WORLDLY - allowed, (
+                f"{shown(path)}: {module} touches the world"
+            )
 
 
 @pytest.mark.parametrize("path", DECIDING, ids=shown)

@@ -42,7 +42,7 @@ def test_records_have_the_names_of_their_classes(monkeypatch: pytest.MonkeyPatch
 
 
 def test_every_reason_has_a_line() -> None:
-    for name in ("Admitted", "Preempted", "Ended", "Rejected", "Discarded"):
+    for name in ("Admitted", "Preempted", "Ended"):
         kind = getattr(messages, name)
         values = {field.name: "r7" for field in attrs.fields(kind) if field.init}
         assert record_line(kind(**values)).startswith(f"{name} id=r7")
