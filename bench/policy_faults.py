@@ -8,6 +8,7 @@ import argparse
 import resource
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from attrs import asdict, frozen
@@ -85,7 +86,7 @@ def measure(args: argparse.Namespace) -> Mapping[str, Any] | None:
         if args.only and args.only not in name:
             continue
         seeds = range(args.seed, args.seed + args.runs)
-        attempts = [attempt(lambda check=check, seed=seed: check(seed)) for seed in seeds]
+        attempts = [attempt(partial(check, seed)) for seed in seeds]
         results[name] = figures(fault, attempts)
         row = {key: value for key, value in results[name].items() if key != "attempts"}
         show({"policy": name, **row})

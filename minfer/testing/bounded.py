@@ -18,8 +18,9 @@ from multiprocessing.connection import Connection
 from time import monotonic
 from typing import Any, Final
 
-from attrs import define
+from attrs import define, field
 
+from minfer.policies.mistakes import PolicyWarning
 from minfer.testing.call_limits import RunningCall, limits, running_call
 
 MEMORY_BYTES: Final = 2**30  # that a policy may need, beside what there was
@@ -54,10 +55,13 @@ class Prints(io.TextIOBase):
 
 @define
 class _Outcome:
-    """How a check in another process ended: its error, as pickled, and what it says."""
+    """How a check in another process ended: its error, if it has one, as pickled, and
+    the kit's warnings.
+    """
 
-    pickled: bytes
-    notes: list[str]
+    pickled: bytes = b""
+    notes: list[str] = field(factory=list)
+    warnings: list[str] = field(factory=list)
 
 
 def run_bounded(check: Callable[[], None], make_error: MakeError, seconds: float) -> None:
@@ -87,7 +91,9 @@ def run_bounded(check: Callable[[], None], make_error: MakeError, seconds: float
         process.kill()
         process.join()
         board.close()
-    if outcome is not None:
+    for text in outcome.warnings:
+        warnings.warn(text, PolicyWarning, stacklevel=3)
+    if outcome.pickled:
         error = pickle.loads(outcome.pickled)  # noqa: S301  # of a process of this one
         for note in outcome.notes:
             error.add_note(note)
@@ -96,7 +102,7 @@ def run_bounded(check: Callable[[], None], make_error: MakeError, seconds: float
 
 def _wait(
     receiver: Connection, board: mmap, make_error: MakeError, seconds: float
-) -> _Outcome | None:
+) -> _Outcome:
     """Wait for the outcome. Raises EOFError if there will be none."""
     began = since = monotonic()
     last = running_call(board)
@@ -112,7 +118,7 @@ def _wait(
                 f"far, the last of {call.name}; `seconds` allows more"
             )
             raise make_error("never ends", detail, call.name)
-    outcome: _Outcome | None = receiver.recv()
+    outcome: _Outcome = receiver.recv()
     return outcome
 
 
@@ -133,20 +139,32 @@ def _run(
     os.dup2(nowhere, 2)
     limits.begin(board)
     _limit_memory(MEMORY_BYTES)
-    error: BaseException | None = None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        error = _error_of(check, make_error, board)
+    if error is None and prints.count:
+        detail = f"{prints.method} printed {prints}: a policy touches nothing"
+        error = make_error("prints", detail, prints.method)
+    outcome = _Outcome() if error is None else _outcome(error, make_error, prints)
+    of_kit = [one.message for one in caught if issubclass(one.category, PolicyWarning)]
+    outcome.warnings = [str(message) for message in of_kit]
+    sender.send(outcome)
+    sender.close()
+
+
+def _error_of(
+    check: Callable[[], None], make_error: MakeError, board: mmap
+) -> BaseException | None:
+    """Run a check; returns what it raises."""
     try:
         check()
     except MemoryError:
         _limit_memory(4 * MEMORY_BYTES)  # so that it can be reported
         detail = f"it needs more than {MEMORY_BYTES >> 20} MiB"
-        error = make_error("memory", detail, running_call(board).name)
+        return make_error("memory", detail, running_call(board).name)
     except BaseException as raised:  # raised again where it is waited for
-        error = raised
-    if error is None and prints.count:
-        detail = f"{prints.method} printed {prints}: a policy touches nothing"
-        error = make_error("prints", detail, prints.method)
-    sender.send(None if error is None else _outcome(error, make_error, prints))
-    sender.close()
+        return raised
+    return None
 
 
 def _outcome(error: BaseException, make_error: MakeError, prints: Prints) -> _Outcome:
@@ -168,7 +186,7 @@ def _without_turns(error: Any, make_error: MakeError) -> Exception:
     law = getattr(error, "law", "")
     if not law:
         return RuntimeError(f"{type(error).__name__}: {error}")
-    copy: Any = make_error(law, error.detail, getattr(error, "method", ""))
+    copy = make_error(law, error.detail, getattr(error, "method", ""))
     copy.args = (str(error),)
     return copy
 

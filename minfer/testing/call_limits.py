@@ -14,7 +14,7 @@ from typing import Final
 
 from attrs import define
 
-CALL_SECONDS: Final = 2.0  # after which a call is interrupted
+CALL_SECONDS: Final = 2.0  # of a processor, after which a call is interrupted
 MAX_NAME: Final = 40  # bytes of a method's name
 _RECORD: Final = struct.Struct(f"Q?{MAX_NAME}s")  # of the running call
 
@@ -33,7 +33,7 @@ class CallLimits:
     def begin(self, board: mmap) -> None:
         """Limit the calls of this process from now on."""
         self.board = board
-        signal.signal(signal.SIGALRM, _interrupt)
+        signal.signal(signal.SIGPROF, _interrupt)
 
     @contextmanager
     def call(self, name: str) -> Iterator[None]:
@@ -44,11 +44,11 @@ class CallLimits:
         self.calls += 1
         board = self.board
         _RECORD.pack_into(board, 0, self.calls, True, name.encode()[:MAX_NAME])
-        signal.setitimer(signal.ITIMER_REAL, CALL_SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, CALL_SECONDS)
         try:
             yield
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
             _RECORD.pack_into(board, 0, self.calls, False, name.encode()[:MAX_NAME])
 
 
@@ -69,7 +69,7 @@ def running_call(board: mmap) -> RunningCall:
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     del signum, frame
-    raise CallTooLongError(f"took longer than {CALL_SECONDS:g} s")
+    raise CallTooLongError(f"took more than {CALL_SECONDS:g} s of a processor")
 
 
 limits: Final = CallLimits()

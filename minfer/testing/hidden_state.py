@@ -104,7 +104,7 @@ def _are_equal(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     try:
-        if type(one).__eq__ is not object.__eq__:
+        if "__eq__" in {name for kind in type(one).__mro__[:-1] for name in vars(kind)}:
             return bool(one == other)
         if hasattr(one, "__dict__"):
             return bool(vars(one) == vars(other))

@@ -257,6 +257,7 @@ def _explained(failed: FailedStory, hidden: HiddenState, bounds: Bounds) -> Poli
 
 def _save(error: PolicyError, path: str) -> None:
     """Write the story of a failure as a journal; if that fails, the error says why."""
+    assert error.config is not None  # noqa: S101  # it has a story
     try:
         journal = encode_journal(error.config, error.turns)
     except CodecError as codec_error:

@@ -7,7 +7,7 @@ addresses and hashes of objects.
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, Final
 
 from attrs import define, field
@@ -67,9 +67,7 @@ def _kind_of(function: Any) -> str:
 
 
 def _name_of(function: Any) -> str:
-    owner = getattr(function, "__self__", None)
-    is_module = type(owner).__name__ == "module"
-    place = (
-        owner.__name__ if is_module or isinstance(owner, type) else type(owner).__name__
-    )
+    owner: Any = getattr(function, "__self__", None)
+    has_name = isinstance(owner, type | ModuleType)
+    place = owner.__name__ if has_name else type(owner).__name__
     return f"{place}.{function.__name__}"

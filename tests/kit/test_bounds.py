@@ -23,7 +23,6 @@ from minfer.testing import (
     check_policy,
     check_router,
 )
-from minfer.testing.second_process import SecondProcess
 
 SEEN = list[str]()
 
@@ -85,7 +84,7 @@ def found(policy: Any, **options: Any) -> PolicyError:
 @pytest.mark.parametrize(
     ("policy", "law", "method", "text"),
     [
-        (NeverEnds, "never ends", "budget", "budget took longer than 0.2 s"),
+        (NeverEnds, "never ends", "budget", "budget took more than 0.2 s"),
         (
             CountsInC,
             "never ends",
@@ -108,7 +107,8 @@ def test_what_is_not_bounded_is_bounded_and_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(call_limits, "CALL_SECONDS", 0.2)
-    monkeypatch.setattr(bounded, "MAX_CALL_SECONDS", 1.0)
+    if policy is CountsInC:  # the others' calls return, however busy the machine is
+        monkeypatch.setattr(bounded, "MAX_CALL_SECONDS", 1.0)
     error = found(policy())
     assert (error.law, error.method) == (law, method)
     assert text in str(error)
@@ -130,7 +130,7 @@ class NeverChooses(RoutingPolicy):
 @pytest.mark.long
 def test_a_routing_policy_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_limits, "CALL_SECONDS", 0.05)
-    with pytest.raises(RouterError, match="choose took longer than") as caught:
+    with pytest.raises(RouterError, match="choose took more than") as caught:
         check_router(NeverChooses(), seed=1, max_examples=1)
     assert (caught.value.law, caught.value.method) == ("never ends", "choose")
 
@@ -150,7 +150,7 @@ def test_a_policy_that_cannot_be_imported_is_not_tested_with_other_hashes() -> N
         pass
 
     with pytest.warns(UserWarning, match="Local: it was not tested in a second process"):
-        SecondProcess(Local()).start()
+        check_policy(Local(), max_examples=1, seed=1)
 
 
 @pytest.mark.long
