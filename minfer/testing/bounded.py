@@ -21,10 +21,16 @@ from typing import Any, Final
 from attrs import define, field
 
 from minfer.policies.mistakes import PolicyWarning
-from minfer.testing.call_limits import RunningCall, limits, running_call
+from minfer.testing.call_limits import (
+    CheckTooLongError,
+    RunningCall,
+    limits,
+    running_call,
+)
 
 MEMORY_BYTES: Final = 2**30  # that a policy may need, beside what there was
-MAX_CALL_SECONDS: Final = 20.0  # after which the process of a call is ended
+MAX_CALL_SECONDS: Final = 60.0  # after which the process of a call is ended
+_WAITS: Final = 20  # times the time of a check, until its process is ended: it may sleep
 _POLL_SECONDS: Final = 0.2
 _MAX_PRINTED: Final = 300  # characters of what is printed that are kept
 
@@ -68,11 +74,12 @@ def run_bounded(check: Callable[[], None], make_error: MakeError, seconds: float
     """Run `check` in a process of its own, and raise what it raises.
 
     A call that cannot be interrupted, a process that dies, and one that takes longer than
-    `seconds` are laws that were broken, too.
+    `seconds` of a processor are laws that were broken, too.
     """
     context, board = get_context("fork"), mmap(-1, 4096)
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_run, args=(check, make_error, board, sender))
+    arguments = check, make_error, board, sender, seconds
+    process = context.Process(target=_run, args=arguments)
     with warnings.catch_warnings():
         # of threads that hold locks: the process runs Python alone
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -112,14 +119,20 @@ def _wait(
             last, since = call, now
         if now - since > MAX_CALL_SECONDS:
             raise make_error("never ends", _unreturned(call), call.name)
-        if now - began > seconds:
-            detail = (
-                f"the check took longer than {seconds:g} s: {call.number:,} calls so "
-                f"far, the last of {call.name}; `seconds` allows more"
-            )
-            raise make_error("never ends", detail, call.name)
+        if now - began > _WAITS * seconds:
+            raise make_error("never ends", *_too_long(board, seconds))
     outcome: _Outcome = receiver.recv()
     return outcome
+
+
+def _too_long(board: mmap, seconds: float) -> tuple[str, str]:
+    """How a check took too long, and the method that was called last."""
+    call = running_call(board)
+    detail = (
+        f"the check took more than {seconds:g} s of a processor: {call.number:,} calls "
+        f"so far, the last of {call.name}; `seconds` allows more"
+    )
+    return detail, call.name
 
 
 def _unreturned(call: RunningCall) -> str:
@@ -130,18 +143,22 @@ def _unreturned(call: RunningCall) -> str:
 
 
 def _run(
-    check: Callable[[], None], make_error: MakeError, board: mmap, sender: Connection
+    check: Callable[[], None],
+    make_error: MakeError,
+    board: mmap,
+    sender: Connection,
+    seconds: float,
 ) -> None:
     """Run a check in this process, and send its outcome."""
     prints, nowhere = Prints(), os.open(os.devnull, os.O_WRONLY)
     sys.stdout = sys.stderr = prints
     os.dup2(nowhere, 1)  # what is printed from C, and by the programs that it starts
     os.dup2(nowhere, 2)
-    limits.begin(board)
+    limits.begin(board, seconds)
     _limit_memory(MEMORY_BYTES)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        error = _error_of(check, make_error, board)
+        error = _error_of(check, make_error, board, seconds)
     if error is None and prints.count:
         detail = f"{prints.method} printed {prints}: a policy touches nothing"
         error = make_error("prints", detail, prints.method)
@@ -153,11 +170,13 @@ def _run(
 
 
 def _error_of(
-    check: Callable[[], None], make_error: MakeError, board: mmap
+    check: Callable[[], None], make_error: MakeError, board: mmap, seconds: float
 ) -> BaseException | None:
     """Run a check; returns what it raises."""
     try:
         check()
+    except CheckTooLongError:
+        return make_error("never ends", *_too_long(board, seconds))
     except MemoryError:
         _limit_memory(4 * MEMORY_BYTES)  # so that it can be reported
         detail = f"it needs more than {MEMORY_BYTES >> 20} MiB"

@@ -23,6 +23,10 @@ class CallTooLongError(BaseException):
     """A call took too long. No Exception, so that a policy does not catch it."""
 
 
+class CheckTooLongError(BaseException):
+    """All calls, and what checks them, took too long."""
+
+
 @define
 class CallLimits:
     """What the calls of a process may do: by default all."""
@@ -30,10 +34,14 @@ class CallLimits:
     board: mmap | None = None  # shared with the process that waits: the running call
     calls: int = 0
 
-    def begin(self, board: mmap) -> None:
-        """Limit the calls of this process from now on."""
+    def begin(self, board: mmap, seconds: float) -> None:
+        """Limit the calls of this process from now on, and all of it to `seconds` of a
+        processor: on a busy machine, that may take much longer.
+        """
         self.board = board
         signal.signal(signal.SIGPROF, _interrupt)
+        signal.signal(signal.SIGVTALRM, _end)
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
 
     @contextmanager
     def call(self, name: str) -> Iterator[None]:
@@ -70,6 +78,11 @@ def running_call(board: mmap) -> RunningCall:
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     del signum, frame
     raise CallTooLongError(f"took more than {CALL_SECONDS:g} s of a processor")
+
+
+def _end(signum: int, frame: FrameType | None) -> None:
+    del signum, frame
+    raise CheckTooLongError
 
 
 limits: Final = CallLimits()

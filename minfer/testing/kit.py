@@ -189,8 +189,8 @@ def check_policy(
     - `laws`: promises of your own. Each is called with the trial after every turn, and
       raises AssertionError if it is broken; README.md has an example.
 
-    It runs in a process of its own, for `seconds` at most; in this one, for a debugger,
-    with `own_process=False`, and then a policy that never ends is not ended.
+    It runs in a process of its own, for `seconds` of a processor at most; in this one,
+    for a debugger, with `own_process=False`, and then a policy that never ends is not ended.
     """
     if isinstance(policy, type) or not hasattr(policy, "rank"):
         raise TypeError(

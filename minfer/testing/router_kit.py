@@ -149,8 +149,8 @@ def check_router(
     failing story is shrunk, and is in the message. Of equal requests of which none ends,
     no replica may get more than `spread` times the average, and one.
 
-    It runs in a process of its own, for `seconds` at most; in this one, for a debugger,
-    with `own_process=False`.
+    It runs in a process of its own, for `seconds` of a processor; in this one, for a
+    debugger, with `own_process=False`.
     """
     missing = [name for name in ("start", "choose") if not hasattr(policy, name)]
     if isinstance(policy, type) or "choose" in missing:
