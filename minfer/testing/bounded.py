@@ -16,7 +16,7 @@ from mmap import mmap
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
 from attrs import define, field
 
@@ -61,13 +61,33 @@ class Prints(io.TextIOBase):
 
 @define
 class _Outcome:
-    """How a check in another process ended: its error, if it has one, as pickled, and
-    the kit's warnings.
+    """How a check in another process ended: its error, if it has one, as far as it can be
+    pickled, and the kit's warnings.
     """
 
-    pickled: bytes = b""
+    error: bytes = b""  # empty if it cannot be pickled: then it is made again
+    cause: bytes = b""
+    broken: tuple[str, str, str] | None = None  # law, detail and method of a broken law
+    text: str = ""
     notes: list[str] = field(factory=list)
     warnings: list[str] = field(factory=list)
+
+    def raised(self, make_error: MakeError) -> BaseException | None:
+        """The error."""
+        if self.error:
+            error: BaseException = pickle.loads(self.error)  # noqa: S301  # of a fork of this
+        elif self.broken is not None:
+            error = make_error(*self.broken)
+            error.args = (self.text,)
+        elif self.text:
+            error = RuntimeError(self.text)
+        else:
+            return None
+        if self.cause:
+            error.__cause__ = pickle.loads(self.cause)  # noqa: S301  # likewise
+        for note in self.notes:
+            error.add_note(note)
+        return error
 
 
 def run_bounded(check: Callable[[], None], make_error: MakeError, seconds: float) -> None:
@@ -100,10 +120,8 @@ def run_bounded(check: Callable[[], None], make_error: MakeError, seconds: float
         board.close()
     for text in outcome.warnings:
         warnings.warn(text, PolicyWarning, stacklevel=3)
-    if outcome.pickled:
-        error = pickle.loads(outcome.pickled)  # noqa: S301  # of a process of this one
-        for note in outcome.notes:
-            error.add_note(note)
+    error = outcome.raised(make_error)
+    if error is not None:
         raise error from error.__cause__
 
 
@@ -162,7 +180,7 @@ def _run(
     if error is None and prints.count:
         detail = f"{prints.method} printed {prints}: a policy touches nothing"
         error = make_error("prints", detail, prints.method)
-    outcome = _Outcome() if error is None else _outcome(error, make_error, prints)
+    outcome = _Outcome() if error is None else _outcome(error, prints)
     of_kit = [one.message for one in caught if issubclass(one.category, PolicyWarning)]
     outcome.warnings = [str(message) for message in of_kit]
     sender.send(outcome)
@@ -186,28 +204,29 @@ def _error_of(
     return None
 
 
-def _outcome(error: BaseException, make_error: MakeError, prints: Prints) -> _Outcome:
+def _outcome(error: BaseException, prints: Prints) -> _Outcome:
     notes = [note for note in getattr(error, "__notes__", ()) if "Falsifying" not in note]
-    if prints.count and getattr(error, "law", "") != "prints":
+    law, detail = getattr(error, "law", ""), getattr(error, "detail", "")
+    if prints.count and law != "prints":
         notes.append(f"the policy printed {prints}")
-    for candidate in (error, _without_turns(error, make_error)):
-        try:
-            pickled = pickle.dumps(candidate)
+    return _Outcome(
+        error=_pickled(error),
+        cause=_pickled(error.__cause__),
+        broken=(law, detail, getattr(error, "method", "")) if law else None,
+        text=str(error) if law else f"{type(error).__name__}: {error}",
+        notes=notes,
+    )
+
+
+def _pickled(value: object) -> bytes:
+    """A value as pickled; nothing if it cannot be, as of a class in a function."""
+    try:
+        pickled = b"" if value is None else pickle.dumps(value)
+        if pickled:
             pickle.loads(pickled)  # noqa: S301  # just pickled
-        except Exception:  # noqa: S112  # classes inside of functions, and objects of others
-            continue
-        return _Outcome(pickled, notes)
-    return _Outcome(pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}")), notes)
-
-
-def _without_turns(error: Any, make_error: MakeError) -> Exception:
-    """The same error, of which all but the text stays behind."""
-    law = getattr(error, "law", "")
-    if not law:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    copy = make_error(law, error.detail, getattr(error, "method", ""))
-    copy.args = (str(error),)
-    return copy
+    except Exception:  # pickle raises errors of many kinds
+        return b""
+    return pickled
 
 
 def _limit_memory(more: int) -> None:

@@ -190,7 +190,8 @@ def check_policy(
       raises AssertionError if it is broken; README.md has an example.
 
     It runs in a process of its own, for `seconds` of a processor at most; in this one,
-    for a debugger, with `own_process=False`, and then a policy that never ends is not ended.
+    for a debugger, with `own_process=False`, and then a policy that never ends is not
+    ended.
     """
     if isinstance(policy, type) or not hasattr(policy, "rank"):
         raise TypeError(
