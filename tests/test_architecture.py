@@ -62,6 +62,14 @@ WORLDLY: Final = {
 }  # fmt: skip
 
 
+# The kit runs policies of others, in processes of its own, with limits and their time.
+TESTING: Final = ROOT / "minfer" / "testing"
+PROCESSES: Final = {
+    TESTING / "bounded.py": {"io", "multiprocessing", "os", "time"},
+    TESTING / "second_process.py": {"multiprocessing", "os"},
+}
+
+
 @cache
 def imports(path: Path) -> tuple[str, ...]:
     """Every module that a file imports, anywhere in it, or names in a string.
@@ -132,7 +140,10 @@ def test_the_core_imports_nothing_that_touches_the_world(path: Path) -> None:
             assert top in sys.stdlib_module_names or top in PURE, (
                 f"{shown(path)}: {module}"
             )
-            assert top not in WORLDLY, f"{shown(path)}: {module} touches the world"
+            allowed = PROCESSES.get(path, set())
+            assert top not in WORLDLY - allowed, (
+                f"{shown(path)}: {module} touches the world"
+            )
 
 
 @pytest.mark.parametrize("path", DECIDING, ids=shown)
@@ -273,7 +284,9 @@ def test_one_import_name() -> None:
 def test_no_pickle_and_no_torch_load() -> None:
     for path in SOURCES:
         text = path.read_text("utf-8")
-        assert not {"pickle", "marshal", "shelve"} & set(imports(path)), shown(path)
+        # Processes that the kit forks and starts itself send any policy's state.
+        if path not in PROCESSES:
+            assert not {"pickle", "marshal", "shelve"} & set(imports(path)), shown(path)
         assert "torch.load(" not in text, shown(path)
 
 

@@ -39,9 +39,8 @@ def render_state(journal: Journal) -> str:
         ),
     ]
     if state.blocked and state.waiting:
-        lines.append(
-            summary_line("held", f"the head of the queue waits for {state.blocked.cause}")
-        )
+        cause = f"the head of the queue waits for {state.blocked.cause}"
+        lines.append(summary_line("blocked", cause))
     lines += _tiers(config, state)
     return "\n".join([*lines, *_running(state), *_waiting(state)])
 

@@ -5,16 +5,14 @@ All sizes are small: preemption is common, stories are short. Half of the engine
 drafts, as many as possible or as are profitable; most drafts are right.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable
+from contextlib import closing
 from itertools import count
 from math import inf
 from typing import Any, Final
 
-import hypothesis
 import hypothesis.strategies as st
 from attrs import evolve
-from hypothesis import HealthCheck, Phase, Verbosity, given, settings
-from hypothesis.errors import FlakyFailure
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from minfer.journal.codec import CodecError
@@ -27,10 +25,24 @@ from minfer.records.request import Request
 from minfer.records.speculation import DEVICE, HOST, Speculation
 from minfer.records.state import EngineState
 from minfer.records.state_keeping import StateKeeping
-from minfer.testing.trial import VOCAB, PolicyError, Trial
+from minfer.testing.bounded import run_bounded
+from minfer.testing.fault_method import with_hidden_state, with_method
+from minfer.testing.heavy_draws import heavy_stories
+from minfer.testing.hidden_state import HiddenState
+from minfer.testing.policy_error import PolicyError
+from minfer.testing.second_process import SecondProcess, is_second_process
+from minfer.testing.stories import (
+    AnyStory,
+    Bounds,
+    SteadyLoad,
+    Story,
+    Trace,
+    growing_story,
+)
+from minfer.testing.story_search import FailedStory, Search
+from minfer.testing.trial import VOCAB, Law, Trial
 
-# seconds since the event before it, event
-Trace = tuple[tuple[float, Submit | Cancel], ...]
+HEAVY_SHARE: Final = 60  # stories with heavy tails, of a hundred others
 _gaps = st.sampled_from((0.0, 0.0, 0.001, 0.03, 0.4, 3.0, 20.0))
 _paces = st.sampled_from((1.0, 0.1, 10.0))
 # A few, so that a story has few choices: as many drafts as possible, or as profitable.
@@ -147,6 +159,9 @@ def check_policy(
     overtakes: int = 8,
     patience: float = 10.0,
     hold: float = 1.0,
+    laws: Iterable[Law] = (),
+    seconds: float = 300.0,
+    own_process: bool = True,
 ) -> None:
     """Raise PolicyError unless `policy`, any object with the methods of Policy, keeps
     every law.
@@ -156,8 +171,13 @@ def check_policy(
     as a journal. The laws:
 
     - Promises: each answer is as `minfer.records.policy.Policy` requires and the same for
-      equal arguments, and changes none of them; nothing raises. The engine decides each
-      turn the same way a second time.
+      equal arguments, and changes none of them; nothing raises, on rare arguments and
+      loads either. The engine decides each turn the same way a second time.
+    - Hidden state, clock, randomness, prints: nothing is kept outside of the policy's
+      state, and no method calls a clock or random numbers, or prints.
+    - Set order: a second process, with other hashes of strings, gives the same answers.
+    - State size: the policy's state does not grow for ever under a steady load.
+    - Never ends, memory: each method returns, within a bound of memory.
     - Invariants: those of `minfer.testing.invariants`, after every turn.
     - No deadlock: all requests end and are freed, within 50 turns and 4 for each token;
       and while nothing runs, no request waits for more than `hold` seconds (a window
@@ -166,55 +186,79 @@ def check_policy(
       coming, at most `overtakes` of them are admitted, see `Trial.compete`; and of the
       shortest that keep coming, at most as many that came `patience` seconds later
       (shortest first needs what 21 tokens weigh).
-    """
+    - `laws`: promises of your own. Each is called with the trial after every turn, and
+      raises AssertionError if it is broken; README.md has an example.
 
+    It runs in a process of its own, for `seconds` of a processor at most; in this one,
+    for a debugger, with `own_process=False`, and then a policy that never ends is not
+    ended.
+    """
     if isinstance(policy, type) or not hasattr(policy, "rank"):
         raise TypeError(
             f"check_policy takes a policy, such as FirstCome(), not {policy!r}"
         )
-    tried = _stories(policy, max_examples, overtakes, patience, hold)
-    try:
-        (tried if seed is None else hypothesis.seed(seed)(tried))()
-    except (PolicyError, FlakyFailure) as caught:
-        # "Flaky" means that a policy's answers depend on more than its arguments.
-        error: Any = caught if isinstance(caught, PolicyError) else caught.exceptions[0]
-        if save is not None:
-            _save(error, save)
-        raise error from error.__cause__
+    if is_second_process():  # it imports a program that tests a policy
+        return
+    bounds = Bounds(overtakes, patience, hold, tuple(laws))
+
+    def check() -> None:
+        with closing(SecondProcess(policy)) as second:
+            _check(policy, bounds, max_examples, seed, save, second)
+
+    def make_error(law: str, detail: str, method: str) -> PolicyError:
+        return PolicyError(law, f"{type(policy).__name__}: {detail}", None, (), method)
+
+    if own_process:
+        run_bounded(check, make_error, seconds)
+    else:
+        check()
 
 
-def _stories(
-    policy: Any, max_examples: int, overtakes: int, patience: float, hold: float
-) -> Callable[[], None]:
-    """The function that tests a policy with stories drawn by hypothesis."""
-
-    @settings(
-        max_examples=max_examples,
-        deadline=None,
-        database=None,
-        derandomize=False,
-        report_multiple_bugs=False,
-        verbosity=Verbosity.quiet,
-        phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=list(HealthCheck),
+def _check(
+    policy: Any,
+    bounds: Bounds,
+    max_examples: int,
+    seed: int | None,
+    save: str | None,
+    second: SecondProcess,
+) -> None:
+    """Run the stories of each kind. Raises PolicyError for the first that fails."""
+    hidden = HiddenState(policy)
+    second.start()
+    ordinary = st.builds(
+        Story, configs(policy), _paces, traces(), requests("mine"), st.integers(-2, 2)
     )
-    @given(configs(policy), _paces, traces(), requests("mine"), st.integers(-2, 2))
-    def tried(
-        config: EngineConfig, pace: float, trace: Trace, request: Request, interval: int
-    ) -> None:
-        trial = Trial(config, pace, overtakes, patience, hold)
-        for gap, event in trace:
-            trial.tell(event, gap)
-        if interval:
-            request = evolve(request, stop_ids=frozenset(), output=())
-            trial.compete(request, abs(interval), short=interval < 0)
-        trial.finish()
+    kinds: tuple[tuple[st.SearchStrategy[AnyStory], int], ...] = (
+        (heavy_stories(policy), max(1, max_examples * HEAVY_SHARE // 100)),
+        (st.just(SteadyLoad(fresh_clients=False)), 1),
+        (st.just(SteadyLoad(fresh_clients=True)), 1),
+        (ordinary, max_examples),
+    )
+    for stories, number in kinds:
+        search = Search(policy, bounds, second, hidden)
+        search.run(stories, number, seed)
+        if search.failed is not None:
+            error = _explained(search.failed, hidden, bounds)
+            if save is not None:
+                _save(error, save)
+            raise error from search.failed.error.__cause__
 
-    return tried
+
+def _explained(failed: FailedStory, hidden: HiddenState, bounds: Bounds) -> PolicyError:
+    """The error of a story, with the method at fault, and as what it is."""
+    error, story = failed.error, failed.story
+    if error.law not in ("clock", "randomness", "never ends", "memory", "hidden state"):
+        error = with_hidden_state(error, story, hidden, bounds)
+    hidden.restore()
+    error = with_method(error, story, hidden.policy, bounds)
+    if error.law == "state size":
+        error = growing_story(error, hidden.policy, bounds)
+    return error
 
 
 def _save(error: PolicyError, path: str) -> None:
     """Write the story of a failure as a journal; if that fails, the error says why."""
+    assert error.config is not None  # noqa: S101  # it has a story
     try:
         journal = encode_journal(error.config, error.turns)
     except CodecError as codec_error:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import hypothesis
 import hypothesis.strategies as st
+from attrs import evolve
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis.errors import FlakyFailure
 
@@ -28,6 +29,8 @@ from minfer.routing.messages import (
     RouterEvent,
     RoutingRequest,
 )
+from minfer.testing.bounded import run_bounded
+from minfer.testing.hidden_state import HiddenState
 from minfer.testing.router_trial import RouterError, RouterTrial
 
 BLOCK_SIZE: Final = 4  # tokens
@@ -136,6 +139,8 @@ def check_router(
     max_examples: int = 100,
     seed: int | None = None,
     spread: float = 2.0,
+    seconds: float = 300.0,
+    own_process: bool = True,
 ) -> None:
     """Raise RouterError unless `policy`, any object with the methods of RoutingPolicy,
     keeps every law (`minfer.testing.router_trial` lists them).
@@ -143,12 +148,37 @@ def check_router(
     It runs as many stories as Hypothesis tries by default, random or from `seed`; a
     failing story is shrunk, and is in the message. Of equal requests of which none ends,
     no replica may get more than `spread` times the average, and one.
+
+    It runs in a process of its own, for `seconds` of a processor; in this one, for a
+    debugger, with `own_process=False`.
     """
-    if isinstance(policy, type) or not hasattr(policy, "choose"):
+    missing = [name for name in ("start", "choose") if not hasattr(policy, name)]
+    if isinstance(policy, type) or "choose" in missing:
         raise TypeError(
             f"check_router takes a routing policy, such as Prefix(), not {policy!r}"
         )
-    tried = _trials(policy, max_examples, spread)
+    if missing:
+        raise TypeError(
+            f"routing policy {type(policy).__name__} has no method start: it returns the "
+            "policy's first state, such as None"
+        )
+
+    def check() -> None:
+        _check(policy, max_examples, seed, spread)
+
+    def make_error(law: str, detail: str, method: str) -> RouterError:
+        return RouterError(law, detail, policy, (), method)
+
+    if own_process:
+        run_bounded(check, make_error, seconds)
+    else:
+        check()
+
+
+def _check(policy: Any, max_examples: int, seed: int | None, spread: float) -> None:
+    """Run the stories. Raises RouterError."""
+    hidden = HiddenState(policy)
+    tried = _trials(policy, hidden, max_examples, spread)
     try:
         (tried if seed is None else hypothesis.seed(seed)(tried))()
     except (RouterError, FlakyFailure) as caught:
@@ -157,7 +187,9 @@ def check_router(
         raise error from error.__cause__
 
 
-def _trials(policy: Any, max_examples: int, spread: float) -> Callable[[], None]:
+def _trials(
+    policy: Any, hidden: HiddenState, max_examples: int, spread: float
+) -> Callable[[], None]:
     """The function that tests a policy with stories drawn by hypothesis."""
 
     @settings(
@@ -179,6 +211,7 @@ def _trials(policy: Any, max_examples: int, spread: float) -> Callable[[], None]
     def tried(
         story: list[Any], request: RoutingRequest, replicas: int, alike: bool | None
     ) -> None:
+        hidden.restore()  # so that a story does not depend on those before it
         trial = RouterTrial(policy, BLOCK_SIZE)
         for name in "abc":
             trial.tell(ReplicaJoined(name))
@@ -197,6 +230,9 @@ def _flood(
     """Send many requests that are equal, or differ in all but their length, to replicas
     of which one has the prompt.
     """
+    if not request.keys:  # a hit needs a block
+        tokens = request.tokens + BLOCK_SIZE
+        request = evolve(request, keys=keys_of((0,)), tokens=tokens)
     trial = RouterTrial(policy, BLOCK_SIZE)
     for name in "abcd"[:replicas]:
         trial.tell(ReplicaJoined(name))

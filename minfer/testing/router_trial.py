@@ -14,12 +14,13 @@
   average.
 """
 
+from collections.abc import Iterable
 from copy import deepcopy
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 from attrs import define, field
 
+from minfer.policies.mistakes import raising_line
 from minfer.routing.accounts import prefill_tokens
 from minfer.routing.messages import (
     Deferred,
@@ -34,16 +35,52 @@ from minfer.routing.messages import (
 from minfer.routing.policy import Candidates
 from minfer.routing.router import Routed, apply, initial_router, route
 from minfer.routing.state import RouterConfig, RouterState
+from minfer.testing.call_limits import CallTooLongError, limits
+from minfer.testing.hidden_state import HiddenState
+from minfer.testing.policy_error import Flaw, record_line, shortened
 from minfer.testing.router_books import RouterBooks
+
+# Laws that a policy breaks with its answers; the others are the router's.
+_OF_POLICY: Final = {
+    "policy", "never raises", "purity", "hidden state", "never ends", "bounded load",
+    "deferred", "determinism",
+}  # fmt: skip
+_SHOWN: Final = range(2)  # of the requests of a flood, and the last
+# Laws that break if a policy keeps state of its own.
+_OF_HIDDEN_STATE: Final = {"policy", "never raises", "purity", "determinism"}
+
+
+@define
+class _Watched:
+    """A routing policy whose calls go through a trial."""
+
+    trial: "RouterTrial"
+
+    def start(self) -> Any:
+        """The policy's first state."""
+        return self.trial.policy.start()
+
+    def choose(self, *args: Any) -> Any:
+        """The policy's choice, checked."""
+        return self.trial.call_policy(*args)
 
 
 class RouterError(AssertionError):
-    """A routing policy broke a law: `law` is its name; `story` led to it."""
+    """A routing policy broke a law: `law` is its name; `story` led to it. `method` is the
+    policy's method at fault; empty if it is the router.
+    """
 
-    def __init__(self, law: str, detail: str, policy: Any, story: list[str]) -> None:
-        self.law, self.detail, self.story = law, detail, tuple(story)
-        lines = [f"{law}: {detail}", f"under {policy!r:.200}, after", *story]
+    def __init__(
+        self, law: str, detail: str, policy: Any, story: Iterable[str], method: str = ""
+    ) -> None:
+        self.law, self.detail, self.policy = law, detail, policy
+        self.story, self.method = tuple(story), method
+        lines = [f"{law}: {detail}", *([f"method at fault: {method}"] if method else [])]
+        lines += [f"under {policy!r:.200}, after", *shortened([*self.story])]
         super().__init__("\n  ".join(lines))
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.law, self.detail, self.policy, self.story, self.method)
 
 
 @define
@@ -58,27 +95,31 @@ class RouterTrial:
     story: list[str] = field(init=False, factory=list)
     _asked: Candidates = field(init=False, default=())  # candidates of the last question
     _flaws: list[tuple[str, str]] = field(init=False, factory=list)
+    _hidden: HiddenState = field(init=False)
     _raised: Exception | None = field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
-        watch: Any = SimpleNamespace(start=self.policy.start, choose=self._call_policy)
-        self.config = RouterConfig(watch, self.block_size)
+        watched: Any = _Watched(self)
+        self._hidden = HiddenState(self.policy)
+        self.config = RouterConfig(watched, self.block_size)
         self.state = initial_router(self.config)
         self.books = RouterBooks(self.block_size)
 
-    def _call_policy(self, *args: Any) -> Any:
+    def call_policy(self, *args: Any) -> Any:
         """Ask the policy twice, the second time with a deep copy of the arguments."""
         self._asked = args[2]
         try:
             twin = deepcopy(args)
-            answer = self.policy.choose(*args)
-            copy, unchanged, repeated = (
-                deepcopy(answer),
-                args == twin,
-                self.policy.choose(*twin),
-            )
+            with limits.call("choose"):
+                answer = self.policy.choose(*args)
+                copy, unchanged = deepcopy(answer), args == twin
+                repeated = self.policy.choose(*twin)
+        except CallTooLongError as error:
+            self._flaws.append(("never ends", f"choose {error}"))
+            raise RuntimeError(f"choose {error}") from None
         except Exception as error:
-            self._flaws.append(("never raises", f"choose raised {error!r}"))
+            line = raising_line(error)
+            self._flaws.append(("never raises", f"choose raised {error!r} ({line})"))
             self._raised = self._raised or error
             raise  # the router goes on without an answer: `_require` raises later
         if not (unchanged and answer == copy == repeated):
@@ -88,12 +129,27 @@ class RouterTrial:
 
     def _require(self, holds: bool, law: str, detail: str) -> None:
         self._flaws += [] if holds else [(law, detail)]
-        for flaw in self._flaws:
-            raise RouterError(*flaw, self.policy, self.story) from self._raised
+        for law, text in self._flaws:
+            flaw = self._explained(law, text)
+            raise RouterError(
+                flaw.law, flaw.detail, self.policy, self.story, flaw.method
+            ) from self._raised
+
+    def _explained(self, law: str, detail: str) -> Flaw:
+        """The flaw; if it is one of state that the policy keeps for itself, as that."""
+        changed = self._hidden.changed() if law in _OF_HIDDEN_STATE else ""
+        if changed:
+            detail = (
+                f"choose changes {changed}, which is no part of the policy's state: "
+                f"start() returns the first, and choose the next. Found by {law}: "
+                f"{detail}"
+            )
+            law = "hidden state"
+        return Flaw(law, detail, "choose" if law in _OF_POLICY else "")
 
     def tell(self, event: RouterEvent) -> None:
         """Apply an event."""
-        self.story.append(str(event))
+        self.story.append(record_line(event))
         before = self.state
         self.state = apply(self.config, before, (event,)).state
         self.books.take(event)
@@ -105,10 +161,10 @@ class RouterTrial:
 
     def route(self, request: RoutingRequest) -> Routed:
         """Route a request."""
-        self.story.append(str(request))
+        self.story.append(record_line(request))
         before = self.state
         routed = route(self.config, before, request)
-        self.story.append(f"  {routed.reason}")
+        self.story.append(f"  {record_line(routed.reason)}")
         self.state = routed.state
         self.books.take(RequestEnded(request.id))
         self._check(request, routed)
@@ -177,8 +233,12 @@ class RouterTrial:
         """
         config = RouterConfig(self.policy, self.block_size)
         counts, state = dict.fromkeys(self.books.open, 0), self.state
-        for request in requests:
+        self.story.append(f"{len(requests)} requests, of which none ends:")
+        for number, request in enumerate(requests):
             routed = route(config, state, request)
+            if number in _SHOWN or request is requests[-1]:
+                self.story.append(f"  {record_line(request)}")
+                self.story.append(f"    {record_line(routed.reason)}")
             state = routed.state
             if routed.replica is not None:
                 counts[routed.replica] += 1

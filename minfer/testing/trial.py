@@ -2,17 +2,14 @@
 laws checked.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
-from copy import deepcopy
-from functools import partial
-from math import inf, isnan
-from types import SimpleNamespace
+from math import inf
 from typing import Any, Final
 
 from attrs import define, evolve, field
 
 from minfer.engine import step
-from minfer.journal.codec import dump
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Admitted,
@@ -24,61 +21,38 @@ from minfer.records.messages import (
     Tick,
     WakeAt,
 )
-from minfer.records.policy import Policy
+from minfer.records.plan import Plan
 from minfer.records.request import Request
 from minfer.records.state import EngineState, Transition, Turn, initial
 from minfer.simulation.oracle import Oracle
 from minfer.testing.ledger import Ledger
+from minfer.testing.policy_error import Flaw
+from minfer.testing.policy_error import PolicyError as PolicyError
+from minfer.testing.second_process import SecondProcess
 from minfer.testing.trial_drafts import proposed
+from minfer.testing.watched_policy import WatchedPolicy
 
 VOCAB: Final = 40
 
 
-class PolicyError(AssertionError):
-    """A policy broke a law: `law` is its name; `turns` under `config` led to it."""
-
-    def __init__(
-        self, law: str, detail: str, config: EngineConfig, turns: list[Turn]
-    ) -> None:
-        self.law, self.detail = law, detail.removeprefix(f"{law}: ")
-        self.config, self.turns = config, tuple(turns)
-        story = [f"{law}: {self.detail}", f"under {config}, after"]
-        for turn in turns:
-            heading = f"  turn {turn.number}, {turn.transition.state.time:.4f} s: "
-            inputs = (
-                event for event in turn.events if isinstance(event, Submit | Cancel)
-            )
-            for report in map(dump, (*inputs, *turn.transition.reasons)):
-                fields = (
-                    f"{key}={value}"
-                    for key, value in report.pop("request", report).items()
-                )
-                story.append(heading + " ".join(fields).removeprefix("is="))
-        super().__init__("\n".join(story))
+# A promise of a user's policy: it raises AssertionError after a turn that breaks it.
+Law = Callable[["Trial"], None]
 
 
-def _is_rank(rank: Any) -> bool:
-    return isinstance(rank, tuple) and all(
-        isinstance(n, int | float) and not isnan(n) for n in rank
-    )
+@define
+class DryDevice:
+    """An executor without memory, whose tokens are all the same."""
 
+    plans: deque[Plan] = field(factory=deque)
 
-_METHODS: Final = [name for name in vars(Policy) if not name.startswith("_")]
-# what the protocol requires of an answer
-_IS_VALID: Final[dict[str, Callable[[Any, Any], bool]]] = {
-    "rank": lambda _, answer: (
-        isinstance(answer, tuple) and len(answer) == 2 and _is_rank(answer[0])
-    ),
-    "requeue_rank": lambda args, answer: _is_rank(answer) and answer <= args[1],
-    "admit_from": lambda _, answer: _is_rank((answer,)),
-    "victim": lambda args, answer: type(answer) is int and 0 < answer < len(args[1]),
-    "may_preempt": lambda _, answer: isinstance(answer, bool),
-    "defer": lambda _, answer: (
-        isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], bool)
-    ),
-    "budget": lambda _, answer: type(answer) is int and answer >= 0,
-    "drafts": lambda _, answer: type(answer) is int and answer >= 0,
-}
+    def launch(self, plan: Plan) -> None:
+        """Queue the plan."""
+        self.plans.append(plan)
+
+    def collect(self) -> Executed:
+        """The results of the next plan."""
+        plan = self.plans.popleft()
+        return Executed(plan.step, tuple((0,) * most for most in plan.max_sampled_tokens))
 
 
 @define
@@ -92,64 +66,46 @@ class Trial:
     overtakes: int = 8  # newcomers that may be admitted first, see `compete`
     patience: float = 10.0  # seconds after which shorter newcomers count
     hold: float = 1.0  # seconds that the policy may keep an idle engine waiting
+    laws: tuple[Law, ...] = ()  # of the user, called with the trial after each turn
+    # With all laws of the engine; without, a turn takes a fifth of the time.
+    thorough: bool = True
     now: float = field(init=False, default=0.0)  # seconds
     state: EngineState = field(init=False)
-    turns: list[Turn] = field(init=False, factory=list)
+    turns: list[Turn] = field(init=False, factory=list)  # all so far, the last at the end
+    watched: WatchedPolicy = field(init=False)
     _inbox: list[Event] = field(init=False, factory=list)  # events of the next turn
-    # `config`, with `_call_policy` for a policy
-    _watched: EngineConfig = field(init=False)
-    # laws broken, and how
-    _flaws: list[tuple[str, str]] = field(init=False, factory=list)
-    _raised: Exception | None = field(init=False, default=None)  # the policy's first
-    _oracle: Oracle = field(init=False)
+    _watched_config: EngineConfig = field(init=False)  # `config` under `watched`
+    _flaws: list[Flaw] = field(init=False, factory=list)
+    _device: Any = field(init=False)
     _ledger: Ledger = field(init=False)
-    _budgets: list[int] = field(init=False, factory=list)  # its answers in this turn
-    _deferred: set[str] = field(init=False, factory=set)  # clients deferred in this turn
     _claimed_tokens: int = field(init=False, default=0)  # requested tokens
     _busy_turns: int = field(init=False, default=0)  # turns with work
     # since when the policy makes all wait
     _idle_since: float = field(init=False, default=inf)
 
     def __attrs_post_init__(self) -> None:
-        watch: Any = SimpleNamespace(
-            **{name: partial(self._call_policy, name) for name in _METHODS}
-        )
-        self._watched = evolve(self.config, policy=watch)
-        self._oracle = Oracle(self.config.block_size, VOCAB, self.config.groups)
-        self.state = initial(self._watched)
+        self.watched = WatchedPolicy(self.config.policy, self._flaws, calls=[])
+        watched: Any = self.watched
+        self._watched_config = evolve(self.config, policy=watched)
+        self._device = DryDevice()
+        if self.thorough:
+            self._device = Oracle(self.config.block_size, VOCAB, self.config.groups)
+        try:
+            self.state = initial(self._watched_config)
+        except Exception as error:
+            raise self._error() from error  # `start` raised
         self._ledger = Ledger(self.config, self.state)
         # without events: so there is a turn to show, whatever happens next
         self.turn(0.0)
 
-    def _call_policy(self, name: str, *args: Any) -> Any:
-        """Call the policy twice, the second time with a deep copy of the arguments."""
-        try:
-            twin, ask = deepcopy(args), getattr(self.config.policy, name)
-            answer = ask(*args)
-            copy, unchanged, repeated = deepcopy(answer), args == twin, ask(*twin)
-        except Exception as error:
-            self._flaws.append(("never raises", f"{name}{args} raised {error!r}"))
-            self._raised = self._raised or error
-            raise  # the engine goes on without an answer: `_require` raises later
-        if name == "budget":
-            self._budgets.append(answer)
-        if name == "defer" and _IS_VALID[name](args, answer) and answer[0]:
-            self._deferred.add(args[1].client)
-        report = f"{name}{args} is {copy!r}"
-        if not _IS_VALID.get(name, lambda *_: True)(args, answer):
-            self._flaws.append(
-                (name, f"{report}; the protocol: {getattr(Policy, name).__doc__}")
-            )
-        if not (unchanged and answer == copy == repeated):
-            self._flaws.append(
-                ("purity", f"{report}, then {repeated!r}; or its arguments changed")
-            )
-        return answer
-
     def _require(self, holds: bool, law: str, detail: str) -> None:
-        self._flaws += [] if holds else [(law, detail)]
-        for flaw in self._flaws:
-            raise PolicyError(*flaw, self.config, self.turns) from self._raised
+        self._flaws += [] if holds else [Flaw(law, detail)]
+        if self._flaws:
+            raise self._error() from self.watched.raised
+
+    def _error(self) -> PolicyError:
+        flaw = self._flaws[0]
+        return PolicyError(flaw.law, flaw.detail, self.config, self.turns, flaw.method)
 
     def tell(self, event: Submit | Cancel, gap: float = 0.0) -> None:
         """Send an event after `gap` seconds; the next turn takes it."""
@@ -165,46 +121,74 @@ class Trial:
         most.
         """
         transition = self._step()
+        self._check_promises()
         self._require(True, "", "")
         wakes = [
             command.time for command in transition.commands if isinstance(command, WakeAt)
         ]
-        self._check_deadlock(idle=bool(wakes) and not self._oracle.plans)
+        self._check_deadlock(idle=bool(wakes) and not self._device.plans)
         # Not all the way to the policy's wake-up time: another event may come before.
         short = self.hold / 100
         wake_times = [self.now + max((wake - self.now) / 2, short) for wake in wakes]
-        if self._oracle.plans:
+        if self._device.plans:
             self.now += self.pace
         else:
             self.now = min(until, *(wake_times or [until]))
+
+    def advance(self, seconds: float, max_turns: int) -> None:
+        """Go on for some seconds, in few turns: the last step takes the rest of them."""
+        until = self.now + seconds
+        for _ in range(max_turns):
+            if self.now < until:
+                self.turn(until)
+        if self._device.plans:
+            self.now = max(self.now, until)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether an event or a step's results are still to come."""
+        return bool(self._inbox or self._device.plans)
 
     def _step(self) -> Transition:
         """Let the engine decide a turn, and the ledger check it."""
         before = self.state
         events = (Tick(self.now), *self._results(), *self._inbox)
         self._inbox = []
-        self._budgets.clear()
-        self._deferred.clear()
+        watched = self.watched
+        watched.begin_turn()
         try:
-            transition = step(self._watched, before, events)
+            transition = step(self._watched_config, before, events)
             self.turns.append(Turn(len(self.turns), before, events, transition))
             self.state = transition.state
-            self._ledger.take(events, transition, self._budgets, self._deferred)
+            if self.thorough:
+                self._ledger.take(events, transition, watched.budgets, watched.deferred)
             for command in transition.commands:
                 if isinstance(command, Execute):
-                    self._oracle.launch(command.plan)
+                    self._device.launch(command.plan)
         except Exception as error:
-            self._flaws.append((getattr(error, "law", "totality"), str(error)))
-            raise PolicyError(*self._flaws[0], self.config, self.turns) from error
+            self._flaws.append(Flaw(getattr(error, "law", "totality"), str(error)))
+            raise self._error() from (watched.raised or error)
         return transition
+
+    def _check_promises(self) -> None:
+        """Ask the user's laws about the turn."""
+        for law in self.laws:
+            try:
+                law(self)
+            except AssertionError as error:
+                name = getattr(law, "__name__", type(law).__name__)
+                detail = str(error) or (law.__doc__ or "broken").strip().split("\n")[0]
+                self._flaws.append(Flaw(name, detail))
 
     def _results(self) -> Iterator[Event]:
         """The results of the first step in flight, and the host's drafts after it."""
-        if self._oracle.plans:
-            results = self._oracle.collect()
+        if self._device.plans:
+            results = self._device.collect()
             yield results
-            if isinstance(results, Executed):
-                yield from proposed(self._watched, self.state, results, self._oracle)
+            if isinstance(results, Executed) and self.thorough:
+                yield from proposed(
+                    self._watched_config, self.state, results, self._device
+                )
 
     def _check_deadlock(self, *, idle: bool) -> None:
         """Check that all requests end: within a number of turns, and without too long a
@@ -212,14 +196,15 @@ class Trial:
         """
         self._idle_since = min(self._idle_since, self.now) if idle else inf
         self._busy_turns += not idle
-        is_stuck = (
-            self.now - self._idle_since > self.hold
-            or self._busy_turns > 50 + 4 * self._claimed_tokens
-        )
+        waited = self.now - self._idle_since
         report = (
-            f"{self._busy_turns} turns for {self._claimed_tokens} tokens; idle from "
-            f"{self._idle_since:.2f} s on"
+            f"requests wait, and nothing runs: idle from {self._idle_since:.2f} s on, "
+            f"for {waited:.2f} s; a policy may wait for {self.hold:g} s, by the option "
+            "`hold`"
         )
+        self._require(waited <= self.hold, "no deadlock", report)
+        report = f"{self._busy_turns} turns for {self._claimed_tokens} tokens"
+        is_stuck = self._busy_turns > 50 + 4 * self._claimed_tokens
         self._require(not is_stuck, "no deadlock", report)
 
     def compete(
@@ -267,21 +252,36 @@ class Trial:
             self._require(len(passed) <= allowed, "bounded starvation", report)
             if request.id not in self.state.requests:
                 break
+        self.cancel_all()
+
+    def cancel_all(self) -> None:
+        """Cancel all requests that have not ended."""
         for name in self.state.requests:
             self.tell(Cancel(name))
+
+    def compare_with(self, second: SecondProcess) -> None:
+        """Check that a second process decides all turns as this one did."""
+        events = [turn.events for turn in self.turns]
+        other = second.compare(self.config, events, self.watched.calls or [])
+        if other is not None:
+            self._flaws.append(Flaw("set order", other.detail, other.method))
+            del self.turns[other.turn + 1 :]
+        self._require(True, "", "")
 
     def finish(self) -> None:
         """Check that without more events everything ends and is freed, and that the
         decisions are the same a second time.
         """
-        while self.state.requests or self._oracle.plans or self._inbox:
+        while self.state.requests or self.has_work:
             self.turn()
+        self.watched.calls, calls = None, self.watched.calls
         freed = self.state.blocks.available == self.config.num_blocks
         self._require(freed, "all is freed", "not so")
-        for turn in reversed(self.turns):
-            same = step(self._watched, turn.before, turn.events) == turn.transition
+        for turn in reversed(self.turns if self.watched.twice else ()):
+            same = step(self._watched_config, turn.before, turn.events) == turn.transition
             report = f"turn {turn.number} is decided otherwise again"
             self._require(same, "determinism", report)
+        self.watched.calls = calls
 
 
 def _num_tokens(request: Request) -> int:

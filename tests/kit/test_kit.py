@@ -45,7 +45,7 @@ LAWS = {
     "AdaptiveLastIn": "bounded starvation",
     "GivesBackTheBiggest": "victim",
     "PaysForPreemption": "requeue_rank",
-    "TakesTurns": "determinism",
+    "TakesTurns": "hidden state",
     "CountsInPlace": "purity",
     "TossesACoin": "purity",
     "WaitsForQuiet": "no deadlock",
@@ -59,7 +59,7 @@ LAWS = {
     "ShortestFirst": "bounded starvation",
     "DraftsLessInLine": "drafts",
     "SharesDrafts": "never raises",
-    "LearnsDrafts": "purity",
+    "LearnsDrafts": "hidden state",
 }
 
 

@@ -83,7 +83,7 @@ class CountsInPlace(RoutingPolicy):
 
 
 WRONG: Final[dict[str, tuple[str, Any]]] = {
-    "keeps counts": ("purity", KeepsCounts()),
+    "keeps counts": ("hidden state", KeepsCounts()),
     "counts in place": ("purity", CountsInPlace()),
     "raises": ("never raises", Divides()),
     "who may be gone": ("policy", Simple(lambda _: ReplicaChoice("a", "why"))),
@@ -108,7 +108,9 @@ def test_wrong_policies_are_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(RouterError) as caught:
         check_router(policy, seed=1)
     assert caught.value.law == law
-    assert str(caught.value).startswith(f"{law}: {caught.value.detail}\n  under ")
+    assert caught.value.method == "choose"
+    start = f"{law}: {caught.value.detail}\n  method at fault: choose\n  under "
+    assert str(caught.value).startswith(start)
 
 
 @pytest.mark.parametrize("name", long(ROUTING_POLICIES))

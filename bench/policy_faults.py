@@ -1,0 +1,106 @@
+"""How often the kits find planted policies: one fault each, ten seeds, and sound ones.
+
+`python -m bench.policy_faults` prints and writes, for each, in how many runs it was found
+as what it is, by a short story that names the method, and in how many seconds.
+"""
+
+import argparse
+import resource
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from attrs import asdict, frozen
+
+from bench.results import run, show, spread
+from minfer.records.policy import FirstCome
+from minfer.testing import PolicyError, RouterError, check_policy, check_router
+from tests.kit.planted_policies import FAULTS, SOUND, Fault
+from tests.kit.planted_routing import ROUTING_FAULTS
+
+MAX_LINES: Final = 40  # of a story
+MAX_SECONDS: Final = 60.0
+_NOTHING: Final = Fault(FirstCome, (), "")
+
+
+@frozen
+class Attempt:
+    """A run of a kit: the law that it found broken, and what it said."""
+
+    seconds: float
+    cpu_seconds: float  # on a machine that others use, too, the better measure
+    law: str = ""
+    method: str = ""
+    lines: int = 0
+
+
+def attempt(check: Callable[[], None]) -> Attempt:
+    """Run a check, and time it."""
+    begin, cpu_begin = time.perf_counter(), _cpu_seconds()
+    law, method, lines = "", "", 0
+    try:
+        check()
+    except (PolicyError, RouterError) as error:
+        law, method, lines = error.law, error.method, str(error).count("\n") + 1
+    seconds, cpu_seconds = time.perf_counter() - begin, _cpu_seconds() - cpu_begin
+    return Attempt(seconds, cpu_seconds, law, method, lines)
+
+
+def _cpu_seconds() -> float:
+    """Of the kit's processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def figures(fault: Fault, attempts: list[Attempt]) -> dict[str, Any]:
+    """How the attempts did; all is in time and short, or it says so."""
+    found = [one for one in attempts if one.law]
+    named = [one for one in found if one.law in fault.laws and one.method == fault.method]
+    return {
+        "found": len(found),
+        "as_what_it_is": len(named),
+        "of": len(attempts),
+        "seconds": spread([one.seconds for one in attempts]),
+        "cpu_seconds": spread([one.cpu_seconds for one in attempts]),
+        "lines": max((one.lines for one in found), default=0),
+        "laws": sorted({one.law for one in found}),
+        "methods": sorted({one.method for one in found}),
+        "in_time": all(one.cpu_seconds <= MAX_SECONDS for one in attempts),
+        "short": all(one.lines <= MAX_LINES for one in found),
+        "attempts": [asdict(one) for one in attempts],
+    }
+
+
+def measure(args: argparse.Namespace) -> Mapping[str, Any] | None:
+    """Try each policy with each seed."""
+    checks: dict[str, tuple[Fault, Callable[[int], None]]] = {}
+    for name, fault in FAULTS.items():
+        checks[name] = fault, _policy_check(fault.policy(), fault)
+    for name, policy in SOUND.items():
+        checks[f"sound: {name}"] = _NOTHING, _policy_check(policy, _NOTHING)
+    for name, fault in ROUTING_FAULTS.items():
+        checks[f"routing: {name}"] = fault, _router_check(fault.policy())
+    results = {}
+    for name, (fault, check) in checks.items():
+        if args.only and args.only not in name:
+            continue
+        seeds = range(args.seed, args.seed + args.runs)
+        attempts = [attempt(partial(check, seed)) for seed in seeds]
+        results[name] = figures(fault, attempts)
+        row = {key: value for key, value in results[name].items() if key != "attempts"}
+        show({"policy": name, **row})
+    return None if args.only else {"policies": results}
+
+
+def _policy_check(policy: Any, fault: Fault) -> Callable[[int], None]:
+    return lambda seed: check_policy(policy, seed=seed, laws=fault.promises)
+
+
+def _router_check(policy: Any) -> Callable[[int], None]:
+    return lambda seed: check_router(policy, seed=seed)
+
+
+if __name__ == "__main__":
+    only = {"type": str, "default": "", "help": "policies whose name has this text"}
+    run("policy_faults", measure, {"--runs": 10, "--seed": 0, "--only": only})

@@ -1,0 +1,142 @@
+"""Which method of a policy is at fault, and whether it keeps state of its own.
+
+A story that breaks a law is run again, each time with another method of the policy
+replaced by first come's, or by one with a fixed answer. The method without which the law
+holds is at fault. Methods that decide one thing are tried before those that order all.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from attrs import define, evolve, field
+
+from minfer.policies.mistakes import METHODS, overridden_methods
+from minfer.records.policy import FirstCome
+from minfer.testing.hidden_state import HiddenState
+from minfer.testing.policy_error import PolicyError
+from minfer.testing.stories import AnyStory, Bounds
+
+# From methods that decide one thing to those that order all requests.
+_ORDER: Final = (
+    "budget",
+    "drafts",
+    "victim",
+    "may_preempt",
+    "requeue_rank",
+    "admit_from",
+    "defer",
+    "ended",
+    "admitted",
+    "rank",
+    "start",
+)
+# Answers for laws that first come does not keep, such as promises of a user.
+_FIXED: Final[dict[str, tuple[Callable[..., Any], ...]]] = {
+    "budget": (lambda _, __: 1,),
+    "drafts": (lambda *_: 0,),
+    "may_preempt": (lambda *_: True, lambda *_: False),
+    "victim": (lambda *_: 1,),
+    "admit_from": (lambda _, load: load.time,),
+    "defer": (lambda state, *_: (False, state),),
+}
+_DIFFERENCES: Final = {"purity", "determinism", "set order"}  # laws that say what differs
+
+
+@define
+class Replaced:
+    """A policy of which one method is another's."""
+
+    policy: Any
+    method: str
+    answer: Callable[..., Any]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self.answer if name == self.method else getattr(self.policy, name)
+
+
+def with_method(
+    error: PolicyError, story: AnyStory, policy: Any, bounds: Bounds
+) -> PolicyError:
+    """The error with the method at fault, if that can be found."""
+    if error.method:
+        return error
+    for name, answer in _replacements(policy):
+        if keeps_law(error.law, story, Replaced(policy, name, answer), bounds):
+            return error.of_method(name)
+    own = overridden_methods(policy)
+    return error.of_method(own[0]) if len(own) == 1 else error
+
+
+def _replacements(policy: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
+    own = overridden_methods(policy)
+    first_come = FirstCome()
+    for name in _ORDER:
+        if name in own and name != "start":
+            yield name, getattr(first_come, name)
+    for name in _ORDER:
+        if name in own:
+            yield from ((name, answer) for answer in _FIXED.get(name, ()))
+
+
+def keeps_law(law: str, story: AnyStory, policy: Any, bounds: Bounds) -> bool:
+    """Whether a policy keeps a law in a story."""
+    try:
+        story.run(policy, bounds)
+    except PolicyError as error:
+        return error.law != law
+    return True
+
+
+@define
+class Restoring:
+    """A policy whose object, class and module are as they were at first at each call.
+
+    `changes` are the values that a method changed, by method.
+    """
+
+    policy: Any
+    hidden: HiddenState
+    changes: dict[str, str] = field(factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name not in METHODS:  # a setting
+            return getattr(self.policy, name)
+        return lambda *args: self._call(name, args)
+
+    def _call(self, name: str, args: tuple[Any, ...]) -> Any:
+        try:
+            return getattr(self.policy, name)(*args)
+        finally:
+            if changed := self.hidden.changed():
+                self.changes.setdefault(name, changed)
+                self.hidden.restore()
+
+
+def with_hidden_state(
+    error: PolicyError, story: AnyStory, hidden: HiddenState, bounds: Bounds
+) -> PolicyError:
+    """The error; if it is one of state that the policy keeps for itself, then that it is.
+
+    It is, if the law holds once nothing is kept between calls, or once no method is
+    called a second time and no turn decided again.
+    """
+    hidden.restore()
+    restoring = Restoring(hidden.policy, hidden)
+    holds = keeps_law(error.law, story, restoring, bounds)
+    if not restoring.changes:
+        return error
+    if not (holds or error.law in _DIFFERENCES):
+        hidden.restore()
+        if not keeps_law(error.law, story, hidden.policy, evolve(bounds, repeats=False)):
+            return error
+    method, value = next(iter(restoring.changes.items()))
+    detail = (
+        f"{method} changes {value}, which is no part of the policy's state: start() "
+        "returns the first state, and rank, defer, admitted and ended return the next. "
+        f"Found by {error.law}: {error.detail}"
+    )
+    return PolicyError("hidden state", detail, error.config, error.turns, method)
