@@ -6,8 +6,8 @@ and two times for each sample that runs, so a run may be arbitrarily long.
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator
-from itertools import compress
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress, pairwise
 from typing import Any, Final
 
 from attrs import Factory, define, field
@@ -20,6 +20,7 @@ from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Turn
 from minfer.simulation.simulate import Arrival
+from minfer.simulation.steady import SteadyTurns
 from minfer.speculate.tally import NO_DRAFTS, DraftTally
 
 SPREADS: Final = ("ttft", "tpot", "itl", "e2e")
@@ -101,6 +102,36 @@ class Report:
             self.fold(turn)
             yield turn
 
+    def fold_spans(self, spans: Iterable[Turn | SteadyTurns]) -> None:
+        """Fold turns, of which some stand for many of a steady decode."""
+        for span in spans:
+            if isinstance(span, SteadyTurns):
+                self.fold_steady(span)
+            else:
+                self.fold(span)
+
+    def fold_steady(self, span: SteadyTurns) -> None:
+        """Fold turns of a steady decode: the figures are those of each turn folded."""
+        before, after = span.before, span.after
+        if self.state is None:
+            self._begin(before, span.times[0])
+        self.state, self.end = after, after.time
+        names = before.running.ids
+        rows, num_turns = len(names), len(span.times)
+        self._tokens(names, span.times[0])
+        gaps = self.spreads["itl"]
+        for earlier, later in pairwise(span.times):
+            gaps.add(later - earlier, rows)
+        self.last.update(dict.fromkeys(names, after.time))
+        sums = self.sums
+        for earlier, later in pairwise((before.time, *span.times)):
+            sums["busy"] += later - earlier
+            sums["running"] += (later - earlier) * rows
+        sums["turns"] += num_turns
+        sums["steps"] += num_turns
+        sums["output"] += num_turns * rows
+        self._peaks(after)
+
     def fold(self, turn: Turn) -> None:
         """Fold a turn. Raises PolicyOverrideError, if `overrides` are strict."""
         before, after = turn.before, turn.transition.state
@@ -135,11 +166,15 @@ class Report:
         self.sums["turns"] += 1
         self.sums["busy"] += span * bool(before.inflight)
         self.sums["running"] += span * len(before.running)
-        self.peaks |= {
-            "running": len(after.running),
-            "waiting": len(after.waiting),
-            "blocks": self.config.num_blocks - after.blocks.available,
-        }
+        self._peaks(after)
+
+    def _peaks(self, state: EngineState) -> None:
+        """Note the use in a state."""
+        peaks = self.peaks
+        peaks["running"] = max(peaks["running"], len(state.running))
+        peaks["waiting"] = max(peaks["waiting"], len(state.waiting))
+        used = self.config.num_blocks - state.blocks.available
+        peaks["blocks"] = max(peaks["blocks"], used)
 
     def _begin(self, state: EngineState, now: float) -> None:
         """Note the samples that are there already; those that ran may have had tokens."""
@@ -171,20 +206,24 @@ class Report:
 
     def _emit(self, emit: Emit, after: EngineState) -> None:
         new = [*compress(emit.ids, emit.tokens)]  # samples with tokens
-        now, last = after.time, self.last
-        for since, times in Counter(map(last.get, new)).items():
-            if since is not None:
-                self.spreads["itl"].add(now - since, times)
-        for name in [name for name in new if name not in last]:
-            if name in self.arrived:
-                self.first[name] = now
-                self.spreads["ttft"].add(now - self.arrived[name])
-        last.update(dict.fromkeys(new, now))
+        self._tokens(new, after.time)
         self.sums["output"] += sum(map(len, emit.tokens))
         for finished in emit.finished:
             self._end(finished)
             if finished.id not in after.requests:
                 self.real.pop(finished.id, None)
+
+    def _tokens(self, names: Sequence[SampleId], now: float) -> None:
+        """Note the time of the next token of samples."""
+        last = self.last
+        for since, times in Counter(map(last.get, names)).items():
+            if since is not None:
+                self.spreads["itl"].add(now - since, times)
+        for name in [name for name in names if name not in last]:
+            if name in self.arrived:
+                self.first[name] = now
+                self.spreads["ttft"].add(now - self.arrived[name])
+        last.update(dict.fromkeys(names, now))
 
     def _end(self, finished: Finished) -> None:
         name = finished.id, finished.sample

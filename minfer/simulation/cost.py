@@ -101,6 +101,9 @@ class CostModel:
         """The device's time for a plan; more rows than the last bucket cost as much as
         that.
         """
+        if not plan.fills and not plan.drafts:
+            num_rows = len(plan.rows)
+            return self.decode_seconds(num_rows, sum(plan.starts) + num_rows)
         work = work_of(plan)
         forward, token = self.mixed, self.token
         if not plan.fills:
@@ -111,6 +114,13 @@ class CostModel:
         rows += self.context * work.read_positions + self.draft * work.draft_forwards
         prefill = token * work.prefill_tokens + self.attention * work.attended_positions
         return forward + rows + prefill
+
+    def decode_seconds(self, rows: int, read_positions: int) -> float:
+        """The device's time for a step of decode rows without drafts, which read so many
+        positions together.
+        """
+        reading = self.sequence * rows + self.context * read_positions
+        return self._decode(rows) + reading
 
     def costs(self, max_inputs: int) -> Costs:
         """The costs by which the number of drafts is decided: forwards with up to

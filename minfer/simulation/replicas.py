@@ -5,6 +5,11 @@ its device and its cache. What happens first is next: an arrival, which is route
 state of that moment, or the earliest turn that is due on any replica, whose cache
 changes, starts and ends the router then knows. A deferred request waits for a turn that
 starts or ends another one, and is routed again before later ones.
+
+A steady decode (`minfer.simulation.steady`) changes nothing that the router or another
+replica sees. So a replica takes such turns up to the next arrival at once, though others
+have turns before; but if a turn of another replica could send it a request, only up to
+that.
 """
 
 import math
@@ -33,6 +38,7 @@ from minfer.routing.state import RouterConfig, RouterState
 from minfer.simulation.cost import CostModel
 from minfer.simulation.simulate import IDLE, Arrival, Simulated
 from minfer.simulation.simulated_engine import SimulatedEngine
+from minfer.simulation.steady import SteadyTurns
 
 
 @frozen
@@ -41,6 +47,14 @@ class ReplicaTurn:
 
     replica: str
     turn: Turn
+
+
+@frozen
+class ReplicaSteadyTurns:
+    """Turns of a steady decode of a replica."""
+
+    replica: str
+    turns: SteadyTurns
 
 
 @frozen
@@ -85,6 +99,20 @@ class SimulatedReplica:
         if self.engine.idle >= IDLE:
             return math.inf
         return self.engine.due(self.coming[0][0] if self.coming else math.inf)
+
+    def steady_turns(self, until: float) -> SteadyTurns | None:
+        """Take the next turns, if they are steady decode and due before `until`. `due`
+        must have been read.
+        """
+        if self.coming:
+            until = min(until, self.coming[0][0])
+        # An id may be used again before the request that has it is over.
+        if self.unstarted and any(
+            request_id in self.unstarted
+            for request_id, _ in self.engine.state.running.ids
+        ):
+            return None
+        return self.engine.take_steady(until)
 
     def turn(self, now: float) -> Turn:
         """Take the turn that is due now."""
@@ -139,6 +167,20 @@ class ReplicaSimulation:
         """Route and take turns until everything has been served, or nothing can happen
         any more.
         """
+        for item in self._run(skips=False):
+            if not isinstance(item, ReplicaSteadyTurns):  # as all are
+                yield item
+
+    def spans(self) -> Iterator[ReplicaTurn | ReplicaSteadyTurns | RoutedArrival]:
+        """What `run` yields, but turns of a steady decode as one: many times as fast.
+        What is of one replica is in order, and so are arrivals and the turns that the
+        router sees.
+        """
+        return self._run(skips=True)
+
+    def _run(
+        self, *, skips: bool
+    ) -> Iterator[ReplicaTurn | ReplicaSteadyTurns | RoutedArrival]:
         arrivals = iter(self.arrivals)
         coming = next(arrivals, None)
         due_times = {name: replica.due for name, replica in self._replicas.items()}
@@ -148,10 +190,37 @@ class ReplicaSimulation:
             if coming and coming[0] <= now:
                 yield from self._arrive(*coming, due_times)
                 coming = next(arrivals, None)
-            elif now == math.inf:
+                continue
+            if now == math.inf:
                 return
-            else:
-                yield from self._turn(self._replicas[name], now, due_times)
+            replica = self._replicas[name]
+            if skips:
+                until = coming[0] if coming else math.inf
+                until = self._undisturbed_until(replica, until, due_times)
+                steady = replica.steady_turns(until)
+                if steady is not None:
+                    due_times[name] = replica.due
+                    yield ReplicaSteadyTurns(name, steady)
+                    continue
+            yield from self._turn(replica, now, due_times)
+
+    def _undisturbed_until(
+        self, replica: SimulatedReplica, arrival: float, due_times: dict[str, float]
+    ) -> float:
+        """The time up to which nothing happens to a replica but its own turns, if the
+        next arrival is at `arrival`.
+        """
+        senders = self._senders(replica.name)
+        times = [due_times[name] for name in senders if name != replica.name]
+        if self.report_every < math.inf:
+            times.append(replica.next_report)
+        return min([arrival, *times])
+
+    def _senders(self, name: str) -> Iterable[str]:  # noqa: ARG002  # of subclasses
+        """The replicas whose turns may send requests to the replica `name`: while
+        requests are deferred, all.
+        """
+        return self._replicas if self._deferred else ()
 
     def _arrive(
         self, time: float, arrival: Request | Cancel, due_times: dict[str, float]

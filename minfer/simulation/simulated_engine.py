@@ -33,6 +33,12 @@ from minfer.records.tiers import Tier, TransferKind
 from minfer.simulation.cost import CostModel
 from minfer.simulation.guesses import Guesses, proposals
 from minfer.simulation.oracle import Oracle
+from minfer.simulation.steady import (
+    MIN_TURNS,
+    SteadyTurns,
+    advanced,
+    count_steady_turns,
+)
 
 
 @define
@@ -158,6 +164,49 @@ class SimulatedEngine:
         if self._collects is not None:
             return self._collects
         return max(self.free, min(self._wake, arrival, self._transfers.next))
+
+    def take_steady(self, until: float) -> SteadyTurns | None:
+        """Take the next turns in one step, as far as they are steady decode and due
+        before `until`; None if those are too few. `due` must have been called.
+        """
+        until = min(until, self._transfers.next)
+        due, state = self._collects, self.state
+        if due is None or not state.time <= due < until or self.step is not step:
+            return None
+        num_turns = count_steady_turns(self.config, state)
+        if num_turns < MIN_TURNS:
+            return None
+        num_turns, yields = self.executor.steady_yields(num_turns)
+        if num_turns < MIN_TURNS or max(yields)[0] >= self.config.vocab_size:
+            return None
+        times = self._steady_times(due, until, num_turns)
+        after = advanced(state, len(times), yields, times[-1])
+        steady = SteadyTurns(self.number, state, after, times, yields)
+        self.executor.plans = deque(after.inflight)
+        self.state = after
+        self.number += len(times)
+        self.idle, self._wake = 0, math.inf
+        return steady
+
+    def _steady_times(
+        self, due: float, until: float, max_turns: int
+    ) -> tuple[float, ...]:
+        """The times of the next turns, all of a steady decode, from `due` on and before
+        `until`; the host and the device go on from the last.
+        """
+        run, device = self.state.running, self._device
+        num_rows = len(run)
+        positions = sum(run.scheduled) + num_rows  # that the step planned next reads
+        times = list[float]()
+        while len(times) < max_turns and due < until:
+            times.append(due)
+            self.free = due + self.cost.host
+            seconds = self.cost.decode_seconds(num_rows, positions)
+            device.flights.append((self.free, seconds))
+            positions += num_rows
+            due = max(self.free, device.end(self.free))
+        self._collects = due
+        return tuple(times)
 
     def take(self, now: float, arrived: list[Event]) -> Turn:
         """Take the turn that is due `now`, with all that has arrived."""
