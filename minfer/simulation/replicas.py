@@ -35,6 +35,7 @@ from minfer.routing.messages import (
 from minfer.routing.replica_events import load_report, replica_events
 from minfer.routing.router import Routed, apply, initial_router, route
 from minfer.routing.state import RouterConfig, RouterState
+from minfer.simulation.collector import paused_collector
 from minfer.simulation.cost import CostModel
 from minfer.simulation.simulate import IDLE, Arrival, Simulated
 from minfer.simulation.simulated_engine import SimulatedEngine
@@ -127,7 +128,7 @@ class SimulatedReplica:
 @define
 class ReplicaSimulation:
     """Replicas with one configuration and one cost of steps, under a router. `arrivals`
-    are in order of time.
+    are in order of time. Python's garbage collector is paused while it runs.
 
     A replica reports its load in the first turn after each `report_every` seconds; never,
     if that is infinite. `overrides` counts those of the scheduling policy on all
@@ -167,16 +168,18 @@ class ReplicaSimulation:
         """Route and take turns until everything has been served, or nothing can happen
         any more.
         """
-        for item in self._run(skips=False):
-            if not isinstance(item, ReplicaSteadyTurns):  # as all are
-                yield item
+        with paused_collector():
+            for item in self._run(skips=False):
+                if not isinstance(item, ReplicaSteadyTurns):  # as all are
+                    yield item
 
     def spans(self) -> Iterator[ReplicaTurn | ReplicaSteadyTurns | RoutedArrival]:
         """What `run` yields, but turns of a steady decode as one: many times as fast.
         What is of one replica is in order, and so are arrivals and the turns that the
         router sees.
         """
-        return self._run(skips=True)
+        with paused_collector():
+            yield from self._run(skips=True)
 
     def _run(
         self, *, skips: bool

@@ -41,6 +41,7 @@ from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Turn, initial
 from minfer.records.token_logprobs import Logprobs
+from minfer.simulation.collector import paused_collector
 from minfer.simulation.cost import CostModel
 from minfer.simulation.guesses import Guesses
 from minfer.simulation.oracle import Oracle
@@ -257,6 +258,8 @@ class Simulation:
     """An engine on a virtual clock. `arrivals` are in order of time. A reader of the
     turns may add arrivals if they are `ArrivalQueue`: they are read again at every turn.
 
+    Python's garbage collector is paused while it runs.
+
     `overrides` counts the policy's answers that could not be used, of which the first is
     a PolicyWarning; with `OverrideCounts(strict=True)` it is a PolicyOverrideError.
     """
@@ -276,15 +279,17 @@ class Simulation:
         """Take turns until everything has been served, or nothing can happen any more: no
         event or plan for `IDLE` turns in a row, as under a policy that defers forever.
         """
-        for turn in self._run(skips=False):
-            if isinstance(turn, Turn):  # as all are
-                yield turn
+        with paused_collector():
+            for turn in self._run(skips=False):
+                if isinstance(turn, Turn):  # as all are
+                    yield turn
 
     def spans(self) -> Iterator[Turn | SteadyTurns]:
         """The same turns as `turns` takes, but those of a steady decode as one: many
         times as fast.
         """
-        return self._run(skips=True)
+        with paused_collector():
+            yield from self._run(skips=True)
 
     def _run(self, *, skips: bool) -> Iterator[Turn | SteadyTurns]:
         engine = SimulatedEngine(
