@@ -144,7 +144,7 @@ class Oracle:
         logprobs, pooled = self._logprobs(plan, yields), self._pooled(plan)
         return Executed(plan.step, yields, logprobs, pooled)
 
-    def steady_yields(self, max_turns: int) -> tuple[int, Yields]:  # noqa: ARG002
+    def steady_yields(self) -> tuple[int, Yields]:
         """For how many of the next steps each row yields the same token, and that: none,
         as tokens depend on all before them.
         """

@@ -113,7 +113,7 @@ class SimulatedReplica:
             for request_id, _ in self.engine.state.running.ids
         ):
             return None
-        return self.engine.take_steady(until)
+        return self.engine.take_steady(until, keeps_cache=True)
 
     def turn(self, now: float) -> Turn:
         """Take the turn that is due now."""

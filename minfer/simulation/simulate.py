@@ -38,7 +38,7 @@ from minfer.records.messages import (
 )
 from minfer.records.plan import Plan, Pooled, SampleDeferred, Yields
 from minfer.records.request import Request
-from minfer.records.sequence import SampleId
+from minfer.records.sequence import NEVER, SampleId
 from minfer.records.state import EngineState, Turn, initial
 from minfer.records.token_logprobs import Logprobs
 from minfer.simulation.collector import paused_collector
@@ -118,11 +118,11 @@ class Simulated(Oracle):
             self.sample(SampleDeferred(self.plans[0].step))
         return super().collect()
 
-    def steady_yields(self, max_turns: int) -> tuple[int, Yields]:
+    def steady_yields(self) -> tuple[int, Yields]:
         """For how many of the next steps, all of decode rows, each row yields the same
-        token, and that; at most `max_turns`.
+        token, and that.
         """
-        plan = self.plans[0]
+        plan, max_turns = self.plans[0], NEVER
         if self.start_excess:
             return 0, ()
         if not self.special_rows:

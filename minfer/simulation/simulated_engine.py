@@ -34,10 +34,11 @@ from minfer.simulation.cost import CostModel
 from minfer.simulation.guesses import Guesses, proposals
 from minfer.simulation.oracle import Oracle
 from minfer.simulation.steady import (
-    MIN_TURNS,
     SteadyTurns,
     advanced,
-    count_steady_turns,
+    count_quiet_turns,
+    is_steady,
+    turn_of_blocks,
 )
 
 
@@ -165,40 +166,55 @@ class SimulatedEngine:
             return self._collects
         return max(self.free, min(self._wake, arrival, self._transfers.next))
 
-    def take_steady(self, until: float) -> SteadyTurns | None:
-        """Take the next turns in one step, as far as they are steady decode and due
-        before `until`; None if those are too few. `due` must have been called.
+    def take_steady(
+        self, until: float, *, keeps_cache: bool = False
+    ) -> SteadyTurns | None:
+        """Take the next turns at once, as far as they are steady decode and due before
+        `until`; None if the next is none. With `keeps_cache`, those turns are left out
+        that cache or evict blocks. `due` must have been called.
         """
+        config, state, times = self.config, self.state, list[float]()
         until = min(until, self._transfers.next)
-        due, state = self._collects, self.state
-        if due is None or not state.time <= due < until or self.step is not step:
+        if self._collects is None or not state.time <= self._collects < until:
             return None
-        num_turns = count_steady_turns(self.config, state)
-        if num_turns < MIN_TURNS:
+        if self.step is not step or not is_steady(config, state):
             return None
-        num_turns, yields = self.executor.steady_yields(num_turns)
-        if num_turns < MIN_TURNS or max(yields)[0] >= self.config.vocab_size:
+        max_turns, yields = self.executor.steady_yields()
+        if max(yields, default=(0,))[0] >= config.vocab_size:
             return None
-        times = self._steady_times(due, until, num_turns)
-        after = advanced(state, len(times), yields, times[-1])
-        steady = SteadyTurns(self.number, state, after, times, yields)
-        self.executor.plans = deque(after.inflight)
-        self.state = after
+        while self._collects < until and len(times) < max_turns:
+            after, num_turns = None, count_quiet_turns(config, state)
+            num_turns = min(num_turns, max_turns - len(times))
+            if not num_turns:
+                after = turn_of_blocks(
+                    config, state, yields, self._collects, keeps_cache=keeps_cache
+                )
+                if after is None:
+                    break
+            new_times = self._steady_times(state, until, num_turns or 1)
+            state = after or advanced(
+                config, state, len(new_times), yields, new_times[-1]
+            )
+            times += new_times
+        if not times:
+            return None
+        steady = SteadyTurns(self.number, self.state, state, tuple(times), yields)
+        self.executor.plans = deque(state.inflight)
+        self.state = state
         self.number += len(times)
         self.idle, self._wake = 0, math.inf
         return steady
 
     def _steady_times(
-        self, due: float, until: float, max_turns: int
-    ) -> tuple[float, ...]:
-        """The times of the next turns, all of a steady decode, from `due` on and before
-        `until`; the host and the device go on from the last.
+        self, state: EngineState, until: float, max_turns: int
+    ) -> list[float]:
+        """The times of the next turns, all of a steady decode and before `until`; the
+        host and the device go on from the last.
         """
-        run, device = self.state.running, self._device
-        num_rows = len(run)
+        run, device, due = state.running, self._device, self._collects
+        num_rows, times = len(run), list[float]()
         positions = sum(run.scheduled) + num_rows  # that the step planned next reads
-        times = list[float]()
-        while len(times) < max_turns and due < until:
+        while due is not None and due < until and len(times) < max_turns:
             times.append(due)
             self.free = due + self.cost.host
             seconds = self.cost.decode_seconds(num_rows, positions)
@@ -206,7 +222,7 @@ class SimulatedEngine:
             positions += num_rows
             due = max(self.free, device.end(self.free))
         self._collects = due
-        return tuple(times)
+        return times
 
     def take(self, now: float, arrived: list[Event]) -> Turn:
         """Take the turn that is due `now`, with all that has arrived."""

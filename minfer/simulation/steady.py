@@ -2,35 +2,39 @@
 
 Theory. In a steady decode nothing is decided: each running sequence yields one token, the
 next plan has the same rows one position further, and no reason is given. Until the next
-event, and until a sequence fills a block, needs a block or ends, a turn changes the time,
-the positions, the tokens and the plans in flight, all by sums that are known in advance.
-So the state after N such turns is computed without `engine.step`. It is the state that
-`step` computes, field by field, and the turns are the same: `SteadyTurns.turns` calls
-`step` for a reader who wants to see each.
+event, and until a sequence ends, a turn changes the time, the positions, the tokens and
+the plans in flight, all by sums that are known in advance. So the state after N such
+turns is computed without `engine.step`:
 
-Every condition is tested that could make a turn differ: if one does not hold, or the
-policy has a token budget of its own to be asked for, the turn is taken by `step`.
+    quiet turns       `advanced`: the sums
+    a turn of blocks  `turn_of_blocks`: some sequences fill a block, which is published,
+                      or need the next one, by the functions that `step` calls for that
+
+It is the state that `step` computes, field by field, and the turns are the same:
+`SteadyTurns.turns` calls `step` for a reader who wants to see each. Every condition is
+tested that could make a turn differ: if one does not hold, or the policy has a token
+budget of its own to be asked for, the turn is taken by `step`.
 """
 
 from collections.abc import Iterator
-from operator import add, sub
-from typing import Final
+from itertools import compress
+from operator import add, ge, sub
 
 from attrs import frozen
 
 from minfer.engine import step
+from minfer.lifecycle.publish import publish_blocks
 from minfer.planning.build_plan import ones
+from minfer.planning.grow import grow
+from minfer.planning.spread import deferrable_blocks
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Executed, Tick
-from minfer.records.plan import Plan, Yields
+from minfer.records.plan import Grow, Plan, Yields
 from minfer.records.policy import FirstCome
 from minfer.records.sequence import Running
 from minfer.records.state import EngineState, Turn
 from minfer.values import thresholds
 from minfer.values.record import evolve
-
-# Fewer steady turns than these are taken one by one.
-MIN_TURNS: Final = 2
 
 
 @frozen
@@ -54,22 +58,21 @@ class SteadyTurns:
             state = transition.state
 
 
-def count_steady_turns(config: EngineConfig, state: EngineState) -> int:
-    """The number of turns for which the state alone lets a decode be steady, if nothing
-    comes but the results of its steps.
+def is_steady(config: EngineConfig, state: EngineState) -> bool:
+    """Whether the next turn needs no decision, unless a sequence fills its block, needs
+    the next one or ends, if nothing comes but the results of a step. Then that holds
+    after the turn, too.
     """
     run = state.running
-    if not len(run) or not _is_steady(config, state):
-        return 0
-    if not all(_is_decode_of(run, plan) for plan in state.inflight):
-        return 0
-    until_publish = min(map(sub, run.publish_at, run.known)) - 1
-    until_growth = min(map(sub, run.grow_at, run.scheduled))
-    return int(max(0, min(until_publish, until_growth)))
+    if not len(run) or not _has_usual_budget(config.policy):
+        return False
+    return _decodes_alone(config, state) and all(
+        _is_decode_of(run, plan) for plan in state.inflight
+    )
 
 
-def _is_steady(config: EngineConfig, state: EngineState) -> bool:
-    """Whether nothing but the running sequences needs a decision."""
+def _decodes_alone(config: EngineConfig, state: EngineState) -> bool:
+    """Whether there is nothing but running sequences behind their prompts."""
     tiers = state.tiers
     return not (
         state.waiting
@@ -84,7 +87,6 @@ def _is_steady(config: EngineConfig, state: EngineState) -> bool:
         or tiers.host_queue
         or tiers.external_queue
         or state.blocks.prefix.unstored
-        or not _has_usual_budget(config.policy)
     )
 
 
@@ -102,15 +104,97 @@ def _is_decode_of(run: Running, plan: Plan) -> bool:
     return is_plain and plan.run_ids == run.run_ids
 
 
+def count_quiet_turns(config: EngineConfig, state: EngineState) -> int:
+    """The number of steady turns before one in which a sequence fills its block, needs
+    the next one, or ends.
+    """
+    run, early = state.running, config.block_size // 4
+    until_publish = min(map(sub, run.publish_at, run.known)) - 1
+    # A table that reaches to the last token does not grow any more.
+    marks = [
+        grow_at if grow_at + early < last else last
+        for grow_at, last in zip(run.grow_at, run.last_index, strict=True)
+    ]
+    return int(max(0, min(until_publish, min(map(sub, marks, run.scheduled)))))
+
+
 def advanced(
+    config: EngineConfig,
+    state: EngineState,
+    num_turns: int,
+    yields: Yields,
+    time: float,
+) -> EngineState:
+    """The state after quiet turns, the last of which is at `time`."""
+    return _planned(config, _committed(state, num_turns, yields, time), num_turns)
+
+
+def turn_of_blocks(
+    config: EngineConfig,
+    state: EngineState,
+    yields: Yields,
+    time: float,
+    *,
+    keeps_cache: bool,
+) -> EngineState | None:
+    """The state after a steady turn in which blocks are published and tables grow; None
+    if more than that happens, as the end of a sequence. With `keeps_cache`, also if a
+    block is cached or evicted.
+    """
+    after = _committed(state, 1, yields, time)
+    run = after.running
+    ripe = [*compress(range(len(run)), map(ge, run.known, run.publish_at))]
+    ending = tuple(compress(range(len(run)), map(ge, run.scheduled, run.grow_at)))
+    if (
+        any(run.known[i] > run.last_index[i] for i in ripe)
+        or any(run.scheduled[i] >= run.last_index[i] for i in ending)
+        or any(group.window for group in config.groups)
+        or (ripe and config.has_tiers)  # they are stored
+    ):
+        return None
+    published = ripe[: deferrable_blocks(config, len(run))]
+    upto = {i: (run.known[i] - 1) // config.block_size for i in published}
+    after = publish_blocks(config, after, upto)
+    skipped = set[int]()
+    after, grown, reasons = grow(config, after, ending, skipped)
+    cache_changed = after.blocks.prefix is not state.blocks.prefix
+    if reasons or skipped or (keeps_cache and cache_changed):
+        return None
+    return _planned(config, after, 1, tuple(grown.values()))
+
+
+def _committed(
     state: EngineState, num_turns: int, yields: Yields, time: float
 ) -> EngineState:
-    """The state after steady turns, the last of which is at `time`."""
-    run, num_rows = state.running, len(state.running)
-    first_step = state.inflight[0].step
-    column = ones(num_rows)
-    num_kept = max(0, len(state.inflight) - num_turns)  # plans that stay in flight
-    num_planned = len(state.inflight) - num_kept
+    """The state with the results of steps, one for each turn."""
+    run, first_step = state.running, state.inflight[0].step
+    tails, fresh, num_fresh = run.tails, run.fresh, num_turns
+    # The last step after which fresh tokens have joined the tails.
+    last_step = first_step + num_turns - 1
+    last_join = last_step // thresholds.FRESH_STEPS * thresholds.FRESH_STEPS
+    if last_join >= first_step:
+        older = [tokens * (last_join - first_step) for tokens in yields]
+        tails = tuple(map(add, map(add, tails, fresh), older))
+        fresh, num_fresh = ((),) * len(run), last_step + 1 - last_join
+    newer = [tokens * num_fresh for tokens in yields]
+    run = evolve(
+        run,
+        known=tuple([known + num_turns for known in run.known]),
+        tails=tails,
+        fresh=tuple(map(add, fresh, newer)),
+    )
+    return evolve(state, time=time, running=run, inflight=state.inflight[num_turns:])
+
+
+def _planned(
+    config: EngineConfig,
+    state: EngineState,
+    num_turns: int,
+    grows: tuple[Grow, ...] = (),
+) -> EngineState:
+    """The state with the plans of turns, each with `grows`; the last are in flight."""
+    run, column = state.running, ones(len(state.running))
+    num_planned = config.depth - len(state.inflight)
     plans = [
         Plan(
             step=state.next_step + turn,
@@ -119,38 +203,14 @@ def advanced(
             starts=tuple([start + turn for start in run.scheduled]),
             num_scheduled_tokens=column,
             max_sampled_tokens=column,
+            grows=grows,
         )
         for turn in range(num_turns - num_planned, num_turns)
     ]
-    kept = state.inflight[num_turns:] if num_kept else ()
+    scheduled = tuple([start + num_turns for start in run.scheduled])
     return evolve(
         state,
-        time=time,
-        running=_advanced_rows(run, num_turns, yields, first_step),
-        inflight=(*kept, *plans),
+        running=evolve(run, scheduled=scheduled),
+        inflight=(*state.inflight, *plans),
         next_step=state.next_step + num_turns,
-    )
-
-
-def _advanced_rows(
-    run: Running, num_turns: int, yields: Yields, first_step: int
-) -> Running:
-    """The columns after steps from `first_step` on, one for each turn."""
-    tails, num_fresh = run.tails, num_turns
-    fresh = run.fresh
-    # The last step after which fresh tokens have joined the tails.
-    last_join = (first_step + num_turns - 1) // thresholds.FRESH_STEPS
-    last_join *= thresholds.FRESH_STEPS
-    if last_join >= first_step:
-        older = [tokens * (last_join - first_step) for tokens in yields]
-        tails = tuple(map(add, map(add, tails, fresh), older))
-        num_fresh = first_step + num_turns - last_join
-        fresh = ((),) * len(run)
-    newer = [tokens * num_fresh for tokens in yields]
-    return evolve(
-        run,
-        known=tuple([known + num_turns for known in run.known]),
-        scheduled=tuple([scheduled + num_turns for scheduled in run.scheduled]),
-        tails=tails,
-        fresh=tuple(map(add, fresh, newer)),
     )
