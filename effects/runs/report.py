@@ -7,6 +7,7 @@ and two times for each sample that runs, so a run may be arbitrarily long.
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
 from itertools import compress, pairwise
 from typing import Any, Final
 
@@ -15,7 +16,15 @@ from attrs import Factory, define, field
 from minfer.analysis.drafts import sample_drafts, tally_of
 from minfer.journal.overrides import OverrideCounts
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Admitted, Emit, Execute, Finished, Preempted, Submit
+from minfer.records.messages import (
+    Admitted,
+    Emit,
+    Ended,
+    Execute,
+    Finished,
+    Preempted,
+    Submit,
+)
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState, Turn
@@ -23,6 +32,9 @@ from minfer.simulation.simulate import Arrival
 from minfer.simulation.steady import SteadyTurns
 from minfer.speculate.tally import NO_DRAFTS, DraftTally
 
+GROUPED: Final = ("client", "priority", "deadline")  # fields of requests
+MAX_GROUPS: Final = 16  # values of a field with figures of their own
+OTHERS: Final = "(others)"  # the group of all values after them
 SPREADS: Final = ("ttft", "tpot", "itl", "e2e")
 _MIN_SECONDS: Final = 1e-9  # seconds: the ends of a spread
 _MAX_SECONDS: Final = 1e300
@@ -47,6 +59,38 @@ class DurationHistogram(Counter[int]):
             if left <= 0:
                 return math.exp(key / 1000)
         return None
+
+
+@define
+class Group:
+    """The figures of the requests with one value of a field."""
+
+    ttft: DurationHistogram = field(factory=DurationHistogram)
+    tpot: DurationHistogram = field(factory=DurationHistogram)
+    ended: int = 0  # samples, but the cancelled
+    good: int = 0
+    in_time: int = 0  # with a first token by their deadline
+
+    def add(self, other: "Group") -> None:
+        """Add the figures of the same group elsewhere."""
+        self.ttft.update(other.ttft)
+        self.tpot.update(other.tpot)
+        self.ended += other.ended
+        self.good += other.good
+        self.in_time += other.in_time
+
+    def figures(self, field_name: str) -> dict[str, Any]:
+        """The figures for people and JSON."""
+        ended = self.ended or None
+        spreads = {"ttft": self.ttft, "tpot": self.tpot}
+        figures: dict[str, Any] = {
+            "samples": self.ended,
+            **{name: _percentiles(spread) for name, spread in spreads.items()},
+            "good": ended and self.good / ended,
+        }
+        if field_name == "deadline":
+            figures["in_time"] = ended and self.in_time / ended
+        return figures
 
 
 @define
@@ -75,6 +119,11 @@ class Report:
     peaks: Counter[str] = field(factory=Counter)
     drafts: DraftTally = NO_DRAFTS
     overrides: OverrideCounts = field(factory=OverrideCounts)  # of the policy
+    # by field and value of requests
+    groups: dict[str, dict[Any, Group]] = Factory(lambda: {name: {} for name in GROUPED})
+    # A digest of all admissions, preemptions and ends with their turns and times: equal
+    # if two runs decided alike.
+    decisions: bytes = b""
     begin: float = math.nan
     end: float = math.nan
     state: EngineState | None = None  # the last
@@ -82,6 +131,7 @@ class Report:
     noted: dict[str, deque[float]] = field(factory=dict)
     real: dict[str, float] = field(factory=dict)
     arrived: dict[SampleId, float] = field(factory=dict)  # of samples that were admitted
+    live: dict[str, Request] = field(factory=dict)  # requests that have not ended
     first: dict[SampleId, float] = field(factory=dict)  # when its first token came
     last: dict[SampleId, float] = field(factory=dict)  # its last so far
 
@@ -142,23 +192,49 @@ class Report:
         self._use(before, after)
         if results := sample_drafts(before, turn.events, turn.transition):
             self.drafts = self.drafts.plus(tally_of(results))
+        submitted = [e.request for e in turn.events if isinstance(e, Submit)]
+        for request in submitted:
+            self.live.setdefault(request.id, request)
         for command in turn.transition.commands:
             match command:
                 case Execute():
                     self.sums["steps"] += 1
                 case Emit():
                     self._emit(command, after)
-        for event in turn.events:
-            if isinstance(event, Submit):
-                self._enter(event.request.id, before, after)
+        for request in submitted:
+            self._enter(request.id, before, after)
         self.overrides.fold(turn)
         # Samples are admitted after all events of the turn.
+        if turn.transition.reasons:
+            self._decide(turn)
+
+    def _decide(self, turn: Turn) -> None:
+        """Fold the reasons of a turn, and add its decisions to the digest."""
         for reason in turn.transition.reasons:
             match reason:
                 case Admitted():
-                    self._admit(reason, after.time)
+                    self._admit(reason, turn.transition.state.time)
                 case Preempted():
                     self.sums["preemptions"] += 1
+        decisions = [
+            (type(reason).__name__, reason.id, reason.sample)
+            for reason in turn.transition.reasons
+            if isinstance(reason, Admitted | Preempted | Ended)
+        ]
+        if decisions:
+            text = repr((turn.number, turn.transition.state.time, decisions))
+            self.decisions = blake2b(self.decisions + text.encode()).digest()
+
+    def _groups_of(self, request_id: str) -> Iterator[tuple[Request, Group]]:
+        """The groups of a request, and itself."""
+        request = self.live.get(request_id)
+        if request is None:
+            return
+        for name, groups in self.groups.items():
+            value = getattr(request, name)
+            if value not in groups and len(groups) >= MAX_GROUPS:
+                value = OTHERS
+            yield request, groups.setdefault(value, Group())
 
     def _use(self, before: EngineState, after: EngineState) -> None:
         """Add the use until this turn, and note the use after it."""
@@ -212,6 +288,7 @@ class Report:
             self._end(finished)
             if finished.id not in after.requests:
                 self.real.pop(finished.id, None)
+                self.live.pop(finished.id, None)
 
     def _tokens(self, names: Sequence[SampleId], now: float) -> None:
         """Note the time of the next token of samples."""
@@ -222,7 +299,10 @@ class Report:
         for name in [name for name in names if name not in last]:
             if name in self.arrived:
                 self.first[name] = now
-                self.spreads["ttft"].add(now - self.arrived[name])
+                waited = now - self.arrived[name]
+                self.spreads["ttft"].add(waited)
+                for _, group in self._groups_of(name[0]):
+                    group.ttft.add(waited)
         last.update(dict.fromkeys(names, now))
 
     def _end(self, finished: Finished) -> None:
@@ -231,6 +311,9 @@ class Report:
         arrived = self.arrived.pop(name, None)
         first = self.first.pop(name, None)
         last = self.last.pop(name, None)
+        groups = [*self._groups_of(finished.id)]
+        for _, group in groups:
+            group.ended += finished.reason != "cancelled"
         if (
             arrived is None
             or first is None
@@ -239,10 +322,16 @@ class Report:
         ):
             return
         tpot = (last - first) / max(1, finished.length - 1)
+        good = first - arrived <= self.ttft and tpot <= self.tpot
         if finished.length > 1:
             self.spreads["tpot"].add(tpot)
         self.spreads["e2e"].add(last - arrived)
-        self.sums["good"] += first - arrived <= self.ttft and tpot <= self.tpot
+        self.sums["good"] += good
+        for request, group in groups:
+            group.good += good
+            group.in_time += first - arrived <= request.deadline
+            if finished.length > 1:
+                group.tpot.add(tpot)
 
     @property
     def unfinished(self) -> int:
@@ -252,41 +341,77 @@ class Report:
 
     def figures(self) -> dict[str, Any]:
         """The figures so far, for people and JSON; times in seconds, shares up to 1."""
-        sums, peaks = self.sums, self.peaks
-        seconds = self.end - self.begin if sums["turns"] else 0.0
-        requested = self.ended.total() - self.ended["cancelled"] + self.unfinished
+        return combined_figures([self])
 
-        def over(name: str, divisor: float) -> float | None:
-            return sums[name] / divisor if divisor > 0 else None
 
-        latencies = {
-            name: {f"p{q}": spread.quantile(q / 100) for q in (50, 90, 99)}
-            for name, spread in self.spreads.items()
-        }
-        return {
-            "samples": self.ended.total(),
-            "ended": self.ended,
-            "unfinished": self.unfinished,
-            "seconds": seconds,
-            "output_tokens": sums["output"],
-            "tokens_per_second": over("output", seconds),
-            **latencies,
-            "good": over("good", requested),
-            "goodput": over("good", seconds),
-            "prompt_tokens": sums["prompt"],
-            "cached_tokens": sums["hit"],
-            "hit_share": over("hit", sums["prompt"]),
-            "drafted": draft_figures(self.drafts),
-            "preemptions": sums["preemptions"],
-            "overrides": self.overrides.figures(),
-            "busy": over("busy", seconds),
-            "running": over("running", seconds),
-            "most_running": peaks["running"],
-            "most_waiting": peaks["waiting"],
-            "most_blocks": peaks["blocks"] / self.config.num_blocks,
-            "turns": sums["turns"],
-            "steps": sums["steps"],
-        }
+def combined_figures(reports: list[Report]) -> dict[str, Any]:
+    """The figures of replicas together, as `Report.figures`; with one policy."""
+    sums, ended = defaultdict[str, float](int), Counter[str]()
+    peaks, drafts = Counter[str](), NO_DRAFTS
+    spreads = {name: DurationHistogram() for name in SPREADS}
+    for report in reports:
+        for name, value in report.sums.items():
+            sums[name] += value
+        for name, spread in report.spreads.items():
+            spreads[name].update(spread)
+        ended.update(report.ended)
+        peaks |= report.peaks
+        drafts = drafts.plus(report.drafts)
+    ran = [report for report in reports if report.sums["turns"]]
+    begin = min([report.begin for report in ran], default=0.0)
+    seconds = max([report.end for report in ran], default=0.0) - begin
+    unfinished = sum(report.unfinished for report in reports)
+    requested = ended.total() - ended["cancelled"] + unfinished
+
+    def over(name: str, divisor: float) -> float | None:
+        return sums[name] / divisor if divisor > 0 else None
+
+    return {
+        "samples": ended.total(),
+        "ended": ended,
+        "unfinished": unfinished,
+        "seconds": seconds,
+        "output_tokens": sums["output"],
+        "tokens_per_second": over("output", seconds),
+        **{name: _percentiles(spread) for name, spread in spreads.items()},
+        "good": over("good", requested),
+        "goodput": over("good", seconds),
+        "prompt_tokens": sums["prompt"],
+        "cached_tokens": sums["hit"],
+        "hit_share": over("hit", sums["prompt"]),
+        "drafted": draft_figures(drafts),
+        "preemptions": sums["preemptions"],
+        "overrides": reports[0].overrides.figures(),
+        "busy": over("busy", seconds * len(reports)),
+        "running": over("running", seconds * len(reports)),
+        "most_running": peaks["running"],
+        "most_waiting": peaks["waiting"],
+        "most_blocks": peaks["blocks"] / reports[0].config.num_blocks,
+        "turns": sums["turns"],
+        "steps": sums["steps"],
+        "groups": _group_figures(reports),
+        "decisions": blake2b(
+            b"".join(report.decisions for report in reports), digest_size=16
+        ).hexdigest(),
+    }
+
+
+def _percentiles(spread: DurationHistogram) -> dict[str, float | None]:
+    return {f"p{q}": spread.quantile(q / 100) for q in (50, 90, 99)}
+
+
+def _group_figures(reports: list[Report]) -> dict[str, Any]:
+    """The figures by field and value of requests, of fields with several values."""
+    found = dict[str, Any]()
+    for name in GROUPED:
+        groups = dict[Any, Group]()
+        for report in reports:
+            for value, group in report.groups[name].items():
+                groups.setdefault(value, Group()).add(group)
+        if len(groups) > 1:
+            ordered = sorted(groups, key=lambda value: (isinstance(value, str), value))
+            found[name] = {f"{v}": groups[v].figures(name) for v in ordered}
+    return found
 
 
 def draft_figures(tally: DraftTally) -> dict[str, Any]:
