@@ -121,8 +121,8 @@ class Report:
     overrides: OverrideCounts = field(factory=OverrideCounts)  # of the policy
     # by field and value of requests
     groups: dict[str, dict[Any, Group]] = Factory(lambda: {name: {} for name in GROUPED})
-    # A digest of all admissions, preemptions and ends with their turns and times: equal
-    # if two runs decided alike.
+    # A digest of all admissions, preemptions and ends with their turns and times, in
+    # whatever order within a turn: equal if two runs decided alike.
     decisions: bytes = b""
     begin: float = math.nan
     end: float = math.nan
@@ -222,7 +222,7 @@ class Report:
             if isinstance(reason, Admitted | Preempted | Ended)
         ]
         if decisions:
-            text = repr((turn.number, turn.transition.state.time, decisions))
+            text = repr((turn.number, turn.transition.state.time, sorted(decisions)))
             self.decisions = blake2b(self.decisions + text.encode()).digest()
 
     def _groups_of(self, request_id: str) -> Iterator[tuple[Request, Group]]:
