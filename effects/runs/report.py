@@ -180,7 +180,7 @@ class Report:
         sums["turns"] += num_turns
         sums["steps"] += num_turns
         sums["output"] += num_turns * rows
-        self._peaks(after)
+        self._peaks(after, span.min_available)
 
     def fold(self, turn: Turn) -> None:
         """Fold a turn. Raises PolicyOverrideError, if `overrides` are strict."""
@@ -242,14 +242,14 @@ class Report:
         self.sums["turns"] += 1
         self.sums["busy"] += span * bool(before.inflight)
         self.sums["running"] += span * len(before.running)
-        self._peaks(after)
+        self._peaks(after, after.blocks.available)
 
-    def _peaks(self, state: EngineState) -> None:
-        """Note the use in a state."""
+    def _peaks(self, state: EngineState, available: int) -> None:
+        """Note the use in a state, in which so many pages could be allocated."""
         peaks = self.peaks
         peaks["running"] = max(peaks["running"], len(state.running))
         peaks["waiting"] = max(peaks["waiting"], len(state.waiting))
-        used = self.config.num_blocks - state.blocks.available
+        used = self.config.num_blocks - available
         peaks["blocks"] = max(peaks["blocks"], used)
 
     def _begin(self, state: EngineState, now: float) -> None:

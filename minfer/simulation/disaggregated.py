@@ -98,6 +98,13 @@ class DisaggregatedSimulation(ReplicaSimulation):
             return super()._senders(name)
         return self.prefill
 
+    def _apply(self, name: str, events: list[RouterEvent]) -> None:
+        if name not in self.prefill_state.replicas:
+            super()._apply(name, events)
+            return
+        state = apply(self.prefill_router, self.prefill_state, tuple(events)).state
+        self.prefill_state = state
+
     def _replica_of(self, request_id: str) -> str | None:
         half = self._halves.get(request_id)
         return super()._replica_of(request_id) if half is None else half.replica

@@ -6,15 +6,16 @@ state of that moment, or the earliest turn that is due on any replica, whose cac
 changes, starts and ends the router then knows. A deferred request waits for a turn that
 starts or ends another one, and is routed again before later ones.
 
-A steady decode (`minfer.simulation.steady`) changes nothing that the router or another
-replica sees. So a replica takes such turns up to the next arrival at once, though others
-have turns before; but if a turn of another replica could send it a request, only up to
-that.
+A steady decode (`minfer.simulation.steady`) changes nothing that another replica sees,
+and of what the router sees only the cache, which it looks at when a request is routed. So
+a replica takes such turns up to the next arrival at once, though others have turns
+before; but if a turn of another replica could send it a request, only up to that.
 """
 
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 
 from attrs import define, field, frozen
 
@@ -23,7 +24,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel, Event, Submit
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
-from minfer.records.state import Turn
+from minfer.records.state import EngineState, Turn
 from minfer.routing.messages import (
     Deferred,
     ReplicaJoined,
@@ -32,13 +33,13 @@ from minfer.routing.messages import (
     RouterEvent,
     RoutingRequest,
 )
-from minfer.routing.replica_events import load_report, replica_events
+from minfer.routing.replica_events import cache_events, load_report, replica_events
 from minfer.routing.router import Routed, apply, initial_router, route
 from minfer.routing.state import RouterConfig, RouterState
 from minfer.simulation.collector import paused_collector
 from minfer.simulation.cost import CostModel
 from minfer.simulation.simulate import IDLE, Arrival, Simulated
-from minfer.simulation.simulated_engine import SimulatedEngine
+from minfer.simulation.simulated_engine import NoteCache, SimulatedEngine
 from minfer.simulation.steady import SteadyTurns
 
 
@@ -101,7 +102,7 @@ class SimulatedReplica:
             return math.inf
         return self.engine.due(self.coming[0][0] if self.coming else math.inf)
 
-    def steady_turns(self, until: float) -> SteadyTurns | None:
+    def steady_turns(self, until: float, note_cache: NoteCache) -> SteadyTurns | None:
         """Take the next turns, if they are steady decode and due before `until`. `due`
         must have been read.
         """
@@ -113,7 +114,7 @@ class SimulatedReplica:
             for request_id, _ in self.engine.state.running.ids
         ):
             return None
-        return self.engine.take_steady(until, keeps_cache=True)
+        return self.engine.take_steady(until, note_cache)
 
     def turn(self, now: float) -> Turn:
         """Take the turn that is due now."""
@@ -200,12 +201,24 @@ class ReplicaSimulation:
             if skips:
                 until = coming[0] if coming else math.inf
                 until = self._undisturbed_until(replica, until, due_times)
-                steady = replica.steady_turns(until)
+                steady = replica.steady_turns(until, partial(self._note_cache, replica))
                 if steady is not None:
                     due_times[name] = replica.due
                     yield ReplicaSteadyTurns(name, steady)
                     continue
             yield from self._turn(replica, now, due_times)
+
+    def _note_cache(
+        self, replica: SimulatedReplica, before: EngineState, after: EngineState
+    ) -> None:
+        """Tell the router what a turn has cached and evicted."""
+        events = cache_events(replica.engine.config, replica.name, before, after)
+        if events:
+            self._apply(replica.name, events)
+
+    def _apply(self, name: str, events: list[RouterEvent]) -> None:  # noqa: ARG002
+        """Fold events of the replica `name` into the state of its router."""
+        self.state = apply(self.router, self.state, tuple(events)).state
 
     def _undisturbed_until(
         self, replica: SimulatedReplica, arrival: float, due_times: dict[str, float]

@@ -7,6 +7,7 @@ alternate, as on a CPU, it begins when its results are collected.
 import math
 import warnings
 from collections import deque
+from collections.abc import Callable
 from heapq import heappop, heappush
 
 from attrs import Factory, define, field
@@ -18,6 +19,7 @@ from minfer.journal.turns import Step, wrap_engine_errors
 from minfer.policies.mistakes import PolicyWarning, misnamed_methods
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
+    Command,
     Event,
     Execute,
     Lost,
@@ -40,6 +42,8 @@ from minfer.simulation.steady import (
     is_steady,
     turn_of_blocks,
 )
+
+NoteCache = Callable[[EngineState, EngineState], None]
 
 
 @define
@@ -110,8 +114,14 @@ class _SimulatedTransfers:
         """When the next one ends."""
         return self.due[0][0] if self.due else math.inf
 
+    def peek(self, now: float) -> list[Moved | Lost]:
+        """Those that will have ended, in order; they stay."""
+        if self.next > now:
+            return []
+        return [end for time, _, end in sorted(self.due) if time <= now]
+
     def ended(self, now: float) -> list[Moved | Lost]:
-        """Those that have ended, in order."""
+        """Those that have ended, in order; they are dropped."""
         ends = list[Moved | Lost]()
         while self.next <= now:
             ends.append(heappop(self.due)[2])
@@ -167,14 +177,13 @@ class SimulatedEngine:
         return max(self.free, min(self._wake, arrival, self._transfers.next))
 
     def take_steady(
-        self, until: float, *, keeps_cache: bool = False
+        self, until: float, note_cache: NoteCache | None = None
     ) -> SteadyTurns | None:
         """Take the next turns at once, as far as they are steady decode and due before
-        `until`; None if the next is none. With `keeps_cache`, those turns are left out
-        that cache or evict blocks. `due` must have been called.
+        `until`; None if the next is none. `due` must have been called. `note_cache` gets
+        the states before and after each turn that may have cached or evicted blocks.
         """
         config, state, times = self.config, self.state, list[float]()
-        until = min(until, self._transfers.next)
         if self._collects is None or not state.time <= self._collects < until:
             return None
         if self.step is not step or not is_steady(config, state):
@@ -182,23 +191,36 @@ class SimulatedEngine:
         max_turns, yields = self.executor.steady_yields()
         if max(yields, default=(0,))[0] >= config.vocab_size:
             return None
+        ended = dict[int, tuple[Moved | Lost, ...]]()
+        min_available = state.blocks.available
         while self._collects < until and len(times) < max_turns:
-            after, num_turns = None, count_quiet_turns(config, state)
-            num_turns = min(num_turns, max_turns - len(times))
-            if not num_turns:
-                after = turn_of_blocks(
-                    config, state, yields, self._collects, keeps_cache=keeps_cache
-                )
-                if after is None:
-                    break
-            new_times = self._steady_times(state, until, num_turns or 1)
-            state = after or advanced(
-                config, state, len(new_times), yields, new_times[-1]
-            )
-            times += new_times
+            num_turns = min(count_quiet_turns(config, state), max_turns - len(times))
+            quiet_until = min(until, self._transfers.next)
+            if num_turns and self._collects < quiet_until:
+                new_times = self._steady_times(state, quiet_until, num_turns)
+                state = advanced(config, state, len(new_times), yields, new_times[-1])
+                times += new_times
+                continue
+            now = self._collects
+            ends = self._transfers.peek(now)
+            turn = turn_of_blocks(config, state, yields, now, ends)
+            if turn is None:
+                break
+            if ends:
+                ended[len(times)] = tuple(self._transfers.ended(now))
+            times += self._steady_times(state, until, 1)
+            if note_cache and turn.after.blocks.prefix is not state.blocks.prefix:
+                note_cache(state, turn.after)
+            state = turn.after
+            self._begin_transfers(turn.commands)
+            min_available = min(min_available, state.blocks.available)
+            if not is_steady(config, state):
+                break
         if not times:
             return None
-        steady = SteadyTurns(self.number, self.state, state, tuple(times), yields)
+        steady = SteadyTurns(
+            self.number, self.state, state, tuple(times), yields, ended, min_available
+        )
         self.executor.plans = deque(state.inflight)
         self.state = state
         self.number += len(times)
@@ -253,10 +275,14 @@ class SimulatedEngine:
         for plan in plans:
             self.executor.launch(plan)
             self.free = self._device.launch(plan, self.free)
-        for command in transition.commands:
+        self._begin_transfers(transition.commands)
+        wakes = (c.time for c in transition.commands if isinstance(c, WakeAt))
+        self._wake = min(wakes, default=math.inf)
+
+    def _begin_transfers(self, commands: tuple[Command, ...]) -> None:
+        """Begin the transfers among these commands."""
+        for command in commands:
             if isinstance(command, TransferCommand):
                 ends = list[Moved | Lost]()
                 self.executor.move(command, ends.append)
                 self._transfers.begin(command, ends[0], self.free)
-        wakes = (c.time for c in transition.commands if isinstance(c, WakeAt))
-        self._wake = min(wakes, default=math.inf)

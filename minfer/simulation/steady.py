@@ -7,8 +7,9 @@ the plans in flight, all by sums that are known in advance. So the state after N
 turns is computed without `engine.step`:
 
     quiet turns       `advanced`: the sums
-    a turn of blocks  `turn_of_blocks`: some sequences fill a block, which is published,
-                      or need the next one, by the functions that `step` calls for that
+    a turn of blocks  `turn_of_blocks`: some sequences fill a block, which is published
+                      and stored in tiers, or need the next one, or a transfer has ended:
+                      by the functions that `step` calls for that
 
 It is the state that `step` computes, field by field, and the turns are the same:
 `SteadyTurns.turns` calls `step` for a reader who wants to see each. Every condition is
@@ -16,7 +17,7 @@ tested that could make a turn differ: if one does not hold, or the policy has a 
 budget of its own to be asked for, the turn is taken by `step`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress
 from operator import add, ge, sub
 
@@ -28,13 +29,17 @@ from minfer.planning.build_plan import ones
 from minfer.planning.grow import grow
 from minfer.planning.spread import deferrable_blocks
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Executed, Tick
+from minfer.records.messages import Command, Executed, Lost, Moved, Tick
 from minfer.records.plan import Grow, Plan, Yields
 from minfer.records.policy import FirstCome
 from minfer.records.sequence import Running
 from minfer.records.state import EngineState, Turn
+from minfer.tiers.finish import finish_transfer
+from minfer.tiers.store import store_blocks
 from minfer.values import thresholds
 from minfer.values.record import evolve
+
+TransferEnd = Moved | Lost
 
 
 @frozen
@@ -46,22 +51,33 @@ class SteadyTurns:
     after: EngineState
     times: tuple[float, ...]  # of the turns, seconds
     yields: Yields  # of each step: one token per row
+    # the transfers that ended, by the index of the turn
+    ended: Mapping[int, tuple[TransferEnd, ...]]
+    min_available: int  # pages that could be allocated, after any of the turns
 
     def turns(self, config: EngineConfig) -> Iterator[Turn]:
         """Each of the turns, as `step` takes it."""
         state = self.before
-        for number, time in enumerate(self.times, self.number):
+        for index, time in enumerate(self.times):
             executed = Executed(state.inflight[0].step, self.yields)
-            events = (Tick(time), executed)
+            events = (Tick(time), executed, *self.ended.get(index, ()))
             transition = step(config, state, events)
-            yield Turn(number, state, events, transition)
+            yield Turn(self.number + index, state, events, transition)
             state = transition.state
+
+
+@frozen
+class BlockTurn:
+    """A steady turn that changes blocks."""
+
+    after: EngineState
+    commands: tuple[Command, ...]  # transfers that begin
 
 
 def is_steady(config: EngineConfig, state: EngineState) -> bool:
     """Whether the next turn needs no decision, unless a sequence fills its block, needs
-    the next one or ends, if nothing comes but the results of a step. Then that holds
-    after the turn, too.
+    the next one or ends, if nothing comes but the results of a step. That holds after the
+    turn, too, unless tiers have no room for what was published.
     """
     run = state.running
     if not len(run) or not _has_usual_budget(config.policy):
@@ -134,33 +150,39 @@ def turn_of_blocks(
     state: EngineState,
     yields: Yields,
     time: float,
-    *,
-    keeps_cache: bool,
-) -> EngineState | None:
-    """The state after a steady turn in which blocks are published and tables grow; None
-    if more than that happens, as the end of a sequence. With `keeps_cache`, also if a
-    block is cached or evicted.
+    ended: Sequence[TransferEnd],
+) -> BlockTurn | None:
+    """A steady turn in which these transfers have ended, blocks are published and stored
+    in tiers, and tables grow; None if more than that happens, as the end of a sequence.
     """
-    after = _committed(state, 1, yields, time)
-    run = after.running
-    ripe = [*compress(range(len(run)), map(ge, run.known, run.publish_at))]
-    ending = tuple(compress(range(len(run)), map(ge, run.scheduled, run.grow_at)))
+    run = state.running
+    rows = range(len(run))
+    ripe = [i for i in rows if run.known[i] + 1 >= run.publish_at[i]]
+    growing = tuple(compress(rows, map(ge, run.scheduled, run.grow_at)))
     if (
-        any(run.known[i] > run.last_index[i] for i in ripe)
-        or any(run.scheduled[i] >= run.last_index[i] for i in ending)
+        any(run.known[i] >= run.last_index[i] for i in ripe)
+        or any(run.scheduled[i] >= run.last_index[i] for i in growing)
         or any(group.window for group in config.groups)
-        or (ripe and config.has_tiers)  # they are stored
     ):
         return None
+    after = _committed(state, 1, yields, time)
     published = ripe[: deferrable_blocks(config, len(run))]
-    upto = {i: (run.known[i] - 1) // config.block_size for i in published}
+    upto = {i: (after.running.known[i] - 1) // config.block_size for i in published}
     after = publish_blocks(config, after, upto)
+    for event in ended:
+        transition = finish_transfer(config, after, event)
+        after = transition.state
+        if transition.reasons:
+            return None
+    commands: tuple[Command, ...] = ()
+    if config.has_tiers:
+        stored = store_blocks(config, after)
+        after, commands = stored.state, stored.commands
     skipped = set[int]()
-    after, grown, reasons = grow(config, after, ending, skipped)
-    cache_changed = after.blocks.prefix is not state.blocks.prefix
-    if reasons or skipped or (keeps_cache and cache_changed):
+    after, grown, reasons = grow(config, after, growing, skipped)
+    if reasons or skipped:
         return None
-    return _planned(config, after, 1, tuple(grown.values()))
+    return BlockTurn(_planned(config, after, 1, tuple(grown.values())), commands)
 
 
 def _committed(
