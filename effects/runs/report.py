@@ -5,10 +5,13 @@ and two times for each sample that runs, so a run may be arbitrarily long.
 """
 
 import math
+from bisect import bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from hashlib import blake2b
-from itertools import compress, pairwise
+from itertools import compress
+from operator import add, sub
 from typing import Any, Final
 
 from attrs import Factory, define, field
@@ -41,13 +44,26 @@ _MAX_SECONDS: Final = 1e300
 _UNSERVED: Final = ("cancelled", "rejected", "error")  # reasons of ends
 
 
+def _bucket(seconds: float) -> int:
+    bounded = min(seconds, _MAX_SECONDS) if seconds > _MIN_SECONDS else _MIN_SECONDS
+    return round(1000 * math.log(bounded))
+
+
 class DurationHistogram(Counter[int]):
     """Durations in buckets a thousandth wide: their percentiles in constant memory."""
 
     def add(self, seconds: float, times: int = 1) -> None:
         """Add a duration `times` times."""
-        bounded = min(seconds, _MAX_SECONDS) if seconds > _MIN_SECONDS else _MIN_SECONDS
-        self[round(1000 * math.log(bounded))] += times
+        self[_bucket(seconds)] += times
+
+    def add_all(self, durations: list[float], times: int) -> None:
+        """Add each of the durations `times` times."""
+        ordered, start = sorted(durations), 0
+        while start < len(ordered):
+            bucket = _bucket(ordered[start])
+            end = bisect_right(ordered, bucket, lo=start, key=_bucket)
+            self[bucket] += times * (end - start)
+            start = end
 
     def quantile(self, share: float) -> float | None:
         """The duration that this share of them does not exceed; None if there
@@ -169,14 +185,13 @@ class Report:
         names = before.running.ids
         rows, num_turns = len(names), len(span.times)
         self._tokens(names, span.times[0])
-        gaps = self.spreads["itl"]
-        for earlier, later in pairwise(span.times):
-            gaps.add(later - earlier, rows)
+        gaps = [*map(sub, span.times, (before.time, *span.times))]
+        self.spreads["itl"].add_all(gaps[1:], rows)
         self.last.update(dict.fromkeys(names, after.time))
         sums = self.sums
-        for earlier, later in pairwise((before.time, *span.times)):
-            sums["busy"] += later - earlier
-            sums["running"] += (later - earlier) * rows
+        # One after the other, as turns are: the sums are equal to the last bit.
+        sums["busy"] = reduce(add, gaps, sums["busy"])
+        sums["running"] = reduce(add, [gap * rows for gap in gaps], sums["running"])
         sums["turns"] += num_turns
         sums["steps"] += num_turns
         sums["output"] += num_turns * rows

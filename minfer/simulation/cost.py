@@ -119,8 +119,15 @@ class CostModel:
         """The device's time for a step of decode rows without drafts, which read so many
         positions together.
         """
-        reading = self.sequence * rows + self.context * read_positions
-        return self._decode(rows) + reading
+        [seconds] = self.decode_times(rows, read_positions, 1)
+        return seconds
+
+    def decode_times(self, rows: int, read_positions: int, steps: int) -> list[float]:
+        """`decode_seconds` of successive steps: each reads a position more per row."""
+        forward, rows_cost = self._decode(rows), self.sequence * rows
+        context = self.context
+        positions = [read_positions + step * rows for step in range(steps)]
+        return [forward + (rows_cost + context * read) for read in positions]
 
     def costs(self, max_inputs: int) -> Costs:
         """The costs by which the number of drafts is decided: forwards with up to

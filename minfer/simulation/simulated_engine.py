@@ -233,16 +233,18 @@ class SimulatedEngine:
         """The times of the next turns, all of a steady decode and before `until`; the
         host and the device go on from the last.
         """
-        run, device, due = state.running, self._device, self._collects
-        num_rows, times = len(run), list[float]()
-        positions = sum(run.scheduled) + num_rows  # that the step planned next reads
-        while due is not None and due < until and len(times) < max_turns:
+        run, due, times = state.running, self._collects, list[float]()
+        positions = sum(run.scheduled) + len(run)  # that the step planned next reads
+        host, device = self.cost.host, self._device
+        for seconds in self.cost.decode_times(len(run), positions, max_turns):
+            if due is None or not due < until:
+                break
             times.append(due)
-            self.free = due + self.cost.host
-            seconds = self.cost.decode_seconds(num_rows, positions)
-            device.flights.append((self.free, seconds))
-            positions += num_rows
-            due = max(self.free, device.end(self.free))
+            free = due + host
+            device.flights.append((free, seconds))
+            due = max(free, device.end(free))
+        if times:
+            self.free = times[-1] + host
         self._collects = due
         return times
 
