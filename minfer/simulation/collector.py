@@ -7,12 +7,11 @@ collector, and the last one that ends, or is closed, restores what was set befor
 """
 
 import gc
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from attrs import define, field
+from attrs import define
 
 
 @define
@@ -21,7 +20,6 @@ class _Pauses:
 
     count: int = 0
     was_enabled: bool = False  # before the first
-    lock: threading.Lock = field(factory=threading.Lock)
 
 
 _pauses: Final = _Pauses()
@@ -30,15 +28,13 @@ _pauses: Final = _Pauses()
 @contextmanager
 def paused_collector() -> Iterator[None]:
     """Disable automatic garbage collection."""
-    with _pauses.lock:
-        if not _pauses.count:
-            _pauses.was_enabled = gc.isenabled()
-            gc.disable()
-        _pauses.count += 1
+    if not _pauses.count:
+        _pauses.was_enabled = gc.isenabled()
+        gc.disable()
+    _pauses.count += 1
     try:
         yield
     finally:
-        with _pauses.lock:
-            _pauses.count -= 1
-            if not _pauses.count and _pauses.was_enabled:
-                gc.enable()
+        _pauses.count -= 1
+        if not _pauses.count and _pauses.was_enabled:
+            gc.enable()
