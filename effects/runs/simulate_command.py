@@ -301,10 +301,12 @@ class _Runs:
         first.
         """
         for case in cases:
-            runs = []
+            runs = list[Figures]()
             for seed, load in enumerate(loads):
                 mix = None if self.options.mix is None else self.options.mix + seed
-                figures = run(load, case, self.cost, self.options, mix)
+                # Once for a policy; each run has its count.
+                warns = not any(row["overrides"]["count"] for row in runs)
+                figures = run(load, case, self.cost, self.options, mix, warns=warns)
                 runs.append({"seed": seed, **figures})
             self._keep(case, runs)
             self.show(medians(runs))

@@ -42,9 +42,11 @@ def run(
     cost: CostModel,
     options: argparse.Namespace,
     mix: int | None = None,
+    *,
+    warns: bool = True,
 ) -> Figures:
     """Simulate the trace once, with clients drawn by the seed `mix`; returns the settings
-    and the results.
+    and the results. `warns`: of policy overrides, if there are any.
     """
     config = case.config
     settings = _settings(case, options)
@@ -59,7 +61,8 @@ def run(
             figures = _run_replicas(trace, case, cost, options, overrides, shown)
         else:
             figures = _run_engine(trace, case, cost, options, overrides, shown, settings)
-    warn_of_overrides(options.trace, config.policy, overrides)
+    if warns:
+        warn_of_overrides(options.trace, config.policy, overrides)
     return {**settings, **figures, "simulated_in": time.perf_counter() - begin}
 
 
