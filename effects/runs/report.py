@@ -361,20 +361,9 @@ class Report:
 
 def combined_figures(reports: list[Report]) -> dict[str, Any]:
     """The figures of replicas together, as `Report.figures`; with one policy."""
-    sums, ended = defaultdict[str, float](int), Counter[str]()
-    peaks, drafts = Counter[str](), NO_DRAFTS
-    spreads = {name: DurationHistogram() for name in SPREADS}
-    for report in reports:
-        for name, value in report.sums.items():
-            sums[name] += value
-        for name, spread in report.spreads.items():
-            spreads[name].update(spread)
-        ended.update(report.ended)
-        peaks |= report.peaks
-        drafts = drafts.plus(report.drafts)
-    ran = [report for report in reports if report.sums["turns"]]
-    begin = min([report.begin for report in ran], default=0.0)
-    seconds = max([report.end for report in ran], default=0.0) - begin
+    total = _merged(reports)
+    sums, ended, peaks = total.sums, total.ended, total.peaks
+    seconds = total.end - total.begin if sums["turns"] else 0.0
     unfinished = sum(report.unfinished for report in reports)
     requested = ended.total() - ended["cancelled"] + unfinished
 
@@ -388,20 +377,20 @@ def combined_figures(reports: list[Report]) -> dict[str, Any]:
         "seconds": seconds,
         "output_tokens": sums["output"],
         "tokens_per_second": over("output", seconds),
-        **{name: _percentiles(spread) for name, spread in spreads.items()},
+        **{name: _percentiles(spread) for name, spread in total.spreads.items()},
         "good": over("good", requested),
         "goodput": over("good", seconds),
         "prompt_tokens": sums["prompt"],
         "cached_tokens": sums["hit"],
         "hit_share": over("hit", sums["prompt"]),
-        "drafted": draft_figures(drafts),
+        "drafted": draft_figures(total.drafts),
         "preemptions": sums["preemptions"],
-        "overrides": reports[0].overrides.figures(),
+        "overrides": total.overrides.figures(),
         "busy": over("busy", seconds * len(reports)),
         "running": over("running", seconds * len(reports)),
         "most_running": peaks["running"],
         "most_waiting": peaks["waiting"],
-        "most_blocks": peaks["blocks"] / reports[0].config.num_blocks,
+        "most_blocks": peaks["blocks"] / total.config.num_blocks,
         "turns": sums["turns"],
         "steps": sums["steps"],
         "groups": _group_figures(reports),
@@ -409,6 +398,23 @@ def combined_figures(reports: list[Report]) -> dict[str, Any]:
             b"".join(report.decisions for report in reports), digest_size=16
         ).hexdigest(),
     }
+
+
+def _merged(reports: list[Report]) -> Report:
+    """The counts of reports together; without what is still running."""
+    total = Report(reports[0].config, overrides=reports[0].overrides)
+    for report in reports:
+        for name, value in report.sums.items():
+            total.sums[name] += value
+        for name, spread in report.spreads.items():
+            total.spreads[name].update(spread)
+        total.ended.update(report.ended)
+        total.peaks |= report.peaks
+        total.drafts = total.drafts.plus(report.drafts)
+    ran = [report for report in reports if report.sums["turns"]]
+    total.begin = min([report.begin for report in ran], default=math.nan)
+    total.end = max([report.end for report in ran], default=math.nan)
+    return total
 
 
 def _percentiles(spread: DurationHistogram) -> dict[str, float | None]:

@@ -126,15 +126,10 @@ def simulate(options: argparse.Namespace) -> int:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    if options.slo_share > 1:
-        raise ConfigError(
-            f"--slo-share is a share, from 0 to 1, not {options.slo_share:g}"
-        )
+    _check_early(options)
     trace = read_trace(options.trace, options.requests, options.divide)
     cost = choose_cost(options, trace)
     cost = evolve(cost, model=with_draft_cost(options, cost.model))
-    if options.plot is not None:
-        check_plot(options.plot)
     loads = _loads(trace, options)
     longest = max(max(load.sizes) for load in loads)
     cases = cases_of(trace, options, cost.model, longest)
@@ -150,23 +145,12 @@ def _simulate(options: argparse.Namespace) -> int:
     recorded = recorded_run(options, trace)
     if recorded is not None:
         runs.show(recorded[0])
-    best = None
-    if options.find:
-        best = find(options.find, longest, cases[0], runs.run_case)
-    elif options.seeds:
-        runs.run_seeds(cases, loads)
-    else:
-        for case in cases:
-            runs.run_case(case)
+    best = _run_all(runs, cases, loads, longest)
     lines = [*_remarks(runs, recorded, cases)]
     write_files(options, runs.figures)
     if options.json:
         results = {
-            "trace": options.trace,
-            "requests": len(trace.sizes),
-            "cost": dump(cost.model),
-            "cost_from": cost.reason,
-            **cost.details,
+            **_about(options, trace, cost),
             "runs": runs.figures,
             "find": options.find,
             "found": best,
@@ -176,12 +160,48 @@ def _simulate(options: argparse.Namespace) -> int:
             "remarks": lines,
         }
         print(json.dumps(results, indent=1))
-        return int(bool(options.find) and best is None)
-    print("".join(f"{line}\n" for line in lines), end="")
-    if options.find:
-        value = "nothing that was tried" if best is None else f"{best:g}"
-        print(f"{options.find} with which {options.slo_share:.1%} are good: {value}")
+    else:
+        print("".join(f"{line}\n" for line in lines), end="")
+        if options.find:
+            value = "nothing that was tried" if best is None else f"{best:g}"
+            share = f"{options.slo_share:.1%}"
+            print(f"{options.find} with which {share} are good: {value}")
     return int(bool(options.find) and best is None)
+
+
+def _run_all(
+    runs: "_Runs", cases: list[Case], loads: list[ArrivalTrace], longest: int
+) -> float | None:
+    """Run what the options ask for; returns what `--find` has found."""
+    if runs.options.find:
+        return find(runs.options.find, longest, cases[0], runs.run_case)
+    if runs.options.seeds:
+        runs.run_seeds(cases, loads)
+        return None
+    for case in cases:
+        runs.run_case(case)
+    return None
+
+
+def _check_early(options: argparse.Namespace) -> None:
+    """Raise ConfigError for options that need no trace to be refused."""
+    if options.slo_share > 1:
+        raise ConfigError(
+            f"--slo-share is a share, from 0 to 1, not {options.slo_share:g}"
+        )
+    if options.plot is not None:
+        check_plot(options.plot)
+
+
+def _about(options: argparse.Namespace, trace: ArrivalTrace, cost: ChosenCost) -> Figures:
+    """What was simulated, as JSON values."""
+    return {
+        "trace": options.trace,
+        "requests": len(trace.sizes),
+        "cost": dump(cost.model),
+        "cost_from": cost.reason,
+        **cost.details,
+    }
 
 
 def _loads(trace: ArrivalTrace, options: argparse.Namespace) -> list[ArrivalTrace]:

@@ -126,20 +126,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         choices=("max-num-seqs", "num-blocks", "block-size", "speed"),
         help="the smallest (of speed: the greatest) with which they are",
     )
-    add(
-        "--routing",
-        choices=tuple(ROUTING_POLICIES),
-        default="prefix",
-        help="which of several --replicas gets a request (default: prefix)",
-    )
     add("--mix", type=int, metavar="SEED", help="draw clients, priorities and deadlines")
     _add_files(parser)
     add("--json", action="store_true", help="print all figures as JSON")
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:
-    """Options that name files."""
+    """Options that name files, and the router's policy."""
     add = parser.add_argument
+    add(
+        "--routing",
+        choices=tuple(ROUTING_POLICIES),
+        default="prefix",
+        help="which of several --replicas gets a request (default: prefix)",
+    )
     add(
         "--cost",
         type=Path,

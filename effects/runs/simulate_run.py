@@ -133,7 +133,7 @@ def _run_replicas(
         )
         for number in range(options.replicas)
     }
-    times, unrouted = dict[str, float](), set[str]()
+    times = dict[str, float]()
     simulation = ReplicaSimulation(
         config,
         router_of(options.routing, cost, config.block_size),
@@ -142,6 +142,19 @@ def _run_replicas(
         _noted(arrivals, times),
         trace.lengths,
     )
+    num_unrouted = _fold_replicas(simulation, reports, times)
+    figures = combined_figures([*reports.values()])
+    figures["unfinished"] += num_unrouted
+    return {"replicas": options.replicas, "routing": options.routing, **figures}
+
+
+def _fold_replicas(
+    simulation: ReplicaSimulation, reports: dict[str, Report], times: dict[str, float]
+) -> int:
+    """Fold a simulation to the reports of its replicas; `times` are those of arrivals.
+    Returns the number of requests that no replica got.
+    """
+    unrouted = set[str]()
     for item in simulation.spans():
         if isinstance(item, RoutedArrival):
             name = item.request.id
@@ -154,9 +167,7 @@ def _run_replicas(
             reports[item.replica].fold_steady(item.turns)
         else:
             reports[item.replica].fold(item.turn)
-    figures = combined_figures([*reports.values()])
-    figures["unfinished"] += len(unrouted)
-    return {"replicas": options.replicas, "routing": options.routing, **figures}
+    return len(unrouted)
 
 
 def router_of(name: str, cost: CostModel, block_size: int) -> RouterConfig:

@@ -29,7 +29,7 @@ from minfer.records.messages import (
     TransferCommand,
     WakeAt,
 )
-from minfer.records.plan import Plan
+from minfer.records.plan import Plan, Yields
 from minfer.records.state import EngineState, Turn, initial
 from minfer.records.tiers import Tier, TransferKind
 from minfer.simulation.cost import CostModel
@@ -183,49 +183,63 @@ class SimulatedEngine:
         `until`; None if the next is none. `due` must have been called. `note_cache` gets
         the states before and after each turn that may have cached or evicted blocks.
         """
-        config, state, times = self.config, self.state, list[float]()
-        if self._collects is None or not state.time <= self._collects < until:
+        if self._collects is None or not self.state.time <= self._collects < until:
             return None
-        if self.step is not step or not is_steady(config, state):
+        max_turns, yields = self._steady_yields()
+        span = SteadyTurns(self.number, self.state, self.state, yields)
+        while self._collects < until and len(span.times) < max_turns:
+            following = self._quiet_turns(span, until, max_turns)
+            following = following or self._block_turn(span, until)
+            if following is None:
+                break
+            before, after = span.after, following.after
+            if note_cache and after.blocks.prefix is not before.blocks.prefix:
+                note_cache(before, after)
+            span = following
+            if self.config.has_tiers and not is_steady(self.config, after):
+                break
+        if not span.times:
             return None
+        self.executor.plans = deque(span.after.inflight)
+        self.state = span.after
+        self.number += len(span.times)
+        self.idle, self._wake = 0, math.inf
+        return span
+
+    def _steady_yields(self) -> tuple[int, Yields]:
+        """The number of steps for which a decode may be steady, and what each yields."""
+        if self.step is not step or not is_steady(self.config, self.state):
+            return 0, ()
         max_turns, yields = self.executor.steady_yields()
-        if max(yields, default=(0,))[0] >= config.vocab_size:
-            return None
-        ended = dict[int, tuple[Moved | Lost, ...]]()
-        min_available = state.blocks.available
-        while self._collects < until and len(times) < max_turns:
-            num_turns = min(count_quiet_turns(config, state), max_turns - len(times))
-            quiet_until = min(until, self._transfers.next)
-            if num_turns and self._collects < quiet_until:
-                new_times = self._steady_times(state, quiet_until, num_turns)
-                state = advanced(config, state, len(new_times), yields, new_times[-1])
-                times += new_times
-                continue
-            now = self._collects
-            ends = self._transfers.peek(now)
-            turn = turn_of_blocks(config, state, yields, now, ends)
-            if turn is None:
-                break
-            if ends:
-                ended[len(times)] = tuple(self._transfers.ended(now))
-            times += self._steady_times(state, until, 1)
-            if note_cache and turn.after.blocks.prefix is not state.blocks.prefix:
-                note_cache(state, turn.after)
-            state = turn.after
-            self._begin_transfers(turn.commands)
-            min_available = min(min_available, state.blocks.available)
-            if not is_steady(config, state):
-                break
+        is_valid = max(yields, default=(0,))[0] < self.config.vocab_size
+        return (max_turns, yields) if is_valid else (0, ())
+
+    def _quiet_turns(
+        self, span: SteadyTurns, until: float, max_turns: int
+    ) -> SteadyTurns | None:
+        """The span with the quiet turns that follow; None if there are none."""
+        max_quiet = count_quiet_turns(self.config, span.after)
+        max_quiet = min(max_quiet, max_turns - len(span.times))
+        until = min(until, self._transfers.next)
+        times = self._steady_times(span.after, until, max_quiet)
         if not times:
             return None
-        steady = SteadyTurns(
-            self.number, self.state, state, tuple(times), yields, ended, min_available
-        )
-        self.executor.plans = deque(state.inflight)
-        self.state = state
-        self.number += len(times)
-        self.idle, self._wake = 0, math.inf
-        return steady
+        after = advanced(self.config, span.after, len(times), span.yields, times[-1])
+        return span.extended(after, times)
+
+    def _block_turn(self, span: SteadyTurns, until: float) -> SteadyTurns | None:
+        """The span with a turn that changes blocks; None if the next turn is no steady
+        one.
+        """
+        now = self._collects or 0.0
+        ends = self._transfers.peek(now)
+        turn = turn_of_blocks(self.config, span.after, span.yields, now, ends)
+        if turn is None:
+            return None
+        self._transfers.ended(now)
+        times = self._steady_times(span.after, until, 1)
+        self._begin_transfers(turn.commands)
+        return span.extended(turn.after, times, tuple(ends))
 
     def _steady_times(
         self, state: EngineState, until: float, max_turns: int

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress
 from operator import add, ge, sub
 
-from attrs import frozen
+from attrs import Factory, field, frozen
 
 from minfer.engine import step
 from minfer.lifecycle.publish import publish_blocks
@@ -49,11 +49,31 @@ class SteadyTurns:
     number: int  # of the first turn
     before: EngineState
     after: EngineState
-    times: tuple[float, ...]  # of the turns, seconds
     yields: Yields  # of each step: one token per row
+    times: tuple[float, ...] = ()  # of the turns, seconds
     # the transfers that ended, by the index of the turn
-    ended: Mapping[int, tuple[TransferEnd, ...]]
-    min_available: int  # pages that could be allocated, after any of the turns
+    ended: Mapping[int, tuple[TransferEnd, ...]] = field(factory=dict)
+    # pages that could be allocated, at least, after any of the turns
+    min_available: int = field(
+        default=Factory(lambda self: self.before.blocks.available, takes_self=True)
+    )
+
+    def extended(
+        self,
+        after: EngineState,
+        times: Sequence[float],
+        ended: tuple[TransferEnd, ...] = (),
+    ) -> "SteadyTurns":
+        """With further turns, in the first of which transfers have `ended`."""
+        return SteadyTurns(
+            self.number,
+            self.before,
+            after,
+            self.yields,
+            (*self.times, *times),
+            {**self.ended, len(self.times): ended} if ended else self.ended,
+            min(self.min_available, after.blocks.available),
+        )
 
     def turns(self, config: EngineConfig) -> Iterator[Turn]:
         """Each of the turns, as `step` takes it."""
