@@ -108,7 +108,7 @@ def roomy_config(rng: Random) -> EngineConfig:
     return config
 
 
-@seeds(6, 1000)
+@seeds(4, 1000)
 def test_steady_turns_are_the_turns_taken_one_by_one(seeds: range) -> None:
     num_skipped = 0
     for seed in seeds:
