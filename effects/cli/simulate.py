@@ -9,7 +9,8 @@ DESCRIPTION: Final = (
     "Send the requests of a trace (or of a recorded run, or of a distribution) through "
     "the real scheduler, on a clock of its own and with a model of what steps cost. "
     "Shows latencies, throughput, cache hits and preemptions, of several policies and "
-    "sizes side by side. Needs no model and no GPU."
+    "sizes side by side; with --seeds, which differences are noise. Needs no model and "
+    "no GPU."
 )
 # What `--help` shows; `--help-all` shows all.
 COMMON: Final = (
@@ -25,13 +26,15 @@ COMMON: Final = (
     "--slo-share",
     "--find",
     "--mix",
+    "--seeds",
+    "--replicas",
     "--cost",
     "--fit",
-    "--save-cost",
     "--journal",
+    "--csv",
+    "--plot",
     "--json",
     "--num-speculative-tokens",
-    "--acceptance-rate",
     "--policies",
     "--strict-policy",
 )

@@ -7,7 +7,8 @@ from minfer.effects.runs import view_command as view
 
 DESCRIPTION: Final = (
     "Write one page of HTML, which needs no network, that shows a recorded or simulated "
-    "run: sequences, KV blocks, batches, and the reason of every decision."
+    "run, or two side by side: sequences, KV blocks, batches, and the reason of every "
+    "decision."
 )
 
 

@@ -7,24 +7,23 @@ Decisions are the engine's own; times of steps are a model's. Imports no torch.
 import argparse
 import json
 import math
-import time
-from collections import deque
 from collections.abc import Iterator
-from itertools import chain
 from typing import Any, Final
 
 from attrs import define, evolve, field, frozen
-from tqdm import tqdm
 
-from minfer.effects.live.engine.interpreter import paused_collector
-from minfer.effects.live.journal.journal_files import write_journal
+from minfer.analysis.paired import MIN_DRAWS
 from minfer.effects.runs.arrivals import ArrivalTrace
-from minfer.effects.runs.policy_overrides import (
-    strict_option,
-    warn_of_overrides,
-    without_python_warnings,
+from minfer.effects.runs.policy_overrides import strict_option
+from minfer.effects.runs.resampled import how_drawn, resampled
+from minfer.effects.runs.simulate_compare import (
+    METHOD,
+    difference_figures,
+    difference_lines,
+    differences,
+    medians,
+    remarks,
 )
-from minfer.effects.runs.report import Report
 from minfer.effects.runs.simulate_cost import ChosenCost, choose_cost
 from minfer.effects.runs.simulate_drafts import (
     add_draft_options,
@@ -33,6 +32,7 @@ from minfer.effects.runs.simulate_drafts import (
     draft_results,
     with_draft_cost,
 )
+from minfer.effects.runs.simulate_files import check_plot, write_files
 from minfer.effects.runs.simulate_find import find
 from minfer.effects.runs.simulate_options import (
     LIST_HELP,
@@ -41,13 +41,17 @@ from minfer.effects.runs.simulate_options import (
     cases_of,
     check_options,
 )
+from minfer.effects.runs.simulate_recorded import (
+    CLOSED_LOOP,
+    is_baseline,
+    miss_lines,
+    recorded_run,
+)
+from minfer.effects.runs.simulate_run import policy_name, run
 from minfer.effects.runs.trace_files import read_trace
 from minfer.journal.codec import dump
-from minfer.journal.overrides import OverrideCounts
-from minfer.policies.builtin import POLICIES, policy_named
 from minfer.records.config import SIZES
 from minfer.simulation.cost import CostModel
-from minfer.simulation.simulate import Simulated, Simulation
 from minfer.values.checks import ConfigError
 
 Figures = dict[str, Any]
@@ -64,7 +68,7 @@ class Column:
     def cell(self, figures: Figures) -> str:
         """The cell's text."""
         name, _, subkey = self.path.partition(".")
-        value = figures[name][subkey] if subkey else figures[name]
+        value = figures[name][subkey] if subkey else figures.get(name)
         return "-" if value is None else format(value, self.form)
 
 
@@ -122,14 +126,14 @@ def simulate(options: argparse.Namespace) -> int:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    if options.slo_share > 1:
-        raise ConfigError(
-            f"--slo-share is a share, from 0 to 1, not {options.slo_share:g}"
-        )
+    _check_early(options)
     trace = read_trace(options.trace, options.requests, options.divide)
     cost = choose_cost(options, trace)
     cost = evolve(cost, model=with_draft_cost(options, cost.model))
-    cases = cases_with_drafts(cases_of(trace, options), options, cost.model)
+    loads = _loads(trace, options)
+    longest = max(max(load.sizes) for load in loads)
+    cases = cases_of(trace, options, cost.model, longest)
+    cases = cases_with_drafts(cases, options, cost.model)
     check_options(options, cases)
     about_drafts = draft_remarks(
         cases, options, draft_results(options, trace), cost.model
@@ -138,28 +142,96 @@ def _simulate(options: argparse.Namespace) -> int:
     if not options.json:
         print("\n".join(filter(None, (*_heading(trace, cost, options), about_drafts))))
         print(runs.titles)
-    best = None
-    if options.find:
-        best = find(options.find, max(trace.sizes), cases[0], runs.run_case)
-    else:
-        for case in cases:
-            runs.run_case(case)
+    recorded = recorded_run(options, trace)
+    if recorded is not None:
+        runs.show(recorded[0])
+    best = _run_all(runs, cases, loads, longest)
+    lines = [*_remarks(runs, recorded, cases)]
+    write_files(options, runs.figures)
     if options.json:
         results = {
-            "trace": options.trace,
-            "requests": len(trace.sizes),
-            "cost": dump(cost.model),
-            "cost_from": cost.reason,
-            **cost.details,
+            **_about(options, trace, cost),
             "runs": runs.figures,
             "find": options.find,
             "found": best,
+            "recorded": recorded and recorded[0],
+            "closed_loop": recorded and recorded[1],
+            "differences": runs.differences,
+            "remarks": lines,
         }
         print(json.dumps(results, indent=1))
-    elif options.find:
-        value = "nothing that was tried" if best is None else f"{best:g}"
-        print(f"{options.find} with which {options.slo_share:.1%} are good: {value}")
+    else:
+        print("".join(f"{line}\n" for line in lines), end="")
+        if options.find:
+            value = "nothing that was tried" if best is None else f"{best:g}"
+            share = f"{options.slo_share:.1%}"
+            print(f"{options.find} with which {share} are good: {value}")
     return int(bool(options.find) and best is None)
+
+
+def _run_all(
+    runs: "_Runs", cases: list[Case], loads: list[ArrivalTrace], longest: int
+) -> float | None:
+    """Run what the options ask for; returns what `--find` has found."""
+    if runs.options.find:
+        return find(runs.options.find, longest, cases[0], runs.run_case)
+    if runs.options.seeds:
+        runs.run_seeds(cases, loads)
+        return None
+    for case in cases:
+        runs.run_case(case)
+    return None
+
+
+def _check_early(options: argparse.Namespace) -> None:
+    """Raise ConfigError for options that need no trace to be refused."""
+    if options.slo_share > 1:
+        raise ConfigError(
+            f"--slo-share is a share, from 0 to 1, not {options.slo_share:g}"
+        )
+    if options.plot is not None:
+        check_plot(options.plot)
+
+
+def _about(options: argparse.Namespace, trace: ArrivalTrace, cost: ChosenCost) -> Figures:
+    """What was simulated, as JSON values."""
+    return {
+        "trace": options.trace,
+        "requests": len(trace.sizes),
+        "cost": dump(cost.model),
+        "cost_from": cost.reason,
+        **cost.details,
+    }
+
+
+def _loads(trace: ArrivalTrace, options: argparse.Namespace) -> list[ArrivalTrace]:
+    """The trace; with `--seeds`, the load of each seed. Raises ConfigError."""
+    if options.seeds is None:
+        return [trace]
+    if options.seeds < MIN_DRAWS:
+        raise ConfigError(
+            f"--seeds must be {MIN_DRAWS} or more, not {options.seeds}: with fewer no "
+            "interval covers a median in 95% of cases"
+        )
+    return [
+        resampled(options.trace, trace, seed, options.requests, options.divide)
+        for seed in range(options.seeds)
+    ]
+
+
+def _remarks(
+    runs: "_Runs", recorded: tuple[Figures, bool] | None, cases: list[Case]
+) -> Iterator[str]:
+    """What a reader must know of the rows before comparing them."""
+    yield from remarks(runs.names, runs.by_case)
+    if recorded is None:
+        return
+    figures, is_closed = recorded
+    if is_closed:
+        yield CLOSED_LOOP
+    pairs = zip(cases, runs.figures, strict=False)
+    rows = [row for case, row in pairs if is_baseline(case, runs.trace)]
+    yield from miss_lines(figures, rows[0] if rows else None)
 
 
 def _heading(
@@ -174,10 +246,23 @@ def _heading(
         yield "sizes that no option gives suit a 7B model on one H200"
     else:
         yield "sizes and the policy that no option gives are those of the recorded run"
+    if options.seeds:
+        yield f"{options.seeds} seeds, rows are medians; {how_drawn(options.trace)}"
+    if options.host_blocks is not None:
+        yield from _host_lines(options)
     yield LEGEND
     yield _good_columns(options.slo_ttft, options.slo_tpot)
     if trace.rows and options.scheduling_policy and options.mix is None:
         yield "no request has a client, a priority or a deadline; --mix SEED draws some"
+
+
+def _host_lines(options: argparse.Namespace) -> Iterator[str]:
+    """Lines on the assumptions about the host tier."""
+    if options.host_page_seconds is None:
+        yield (
+            "moving a block to or from host memory takes what a 7B model's does over "
+            "PCIe; --host-page-seconds says otherwise"
+        )
 
 
 def _good_columns(ttft: float, tpot: float) -> str:
@@ -195,13 +280,18 @@ def _good_columns(ttft: float, tpot: float) -> str:
 
 @define
 class _Runs:
-    """The results of the runs so far, each a line of the table."""
+    """The results of the runs so far. Each is a line of the table; with seeds, that has
+    the medians of a case.
+    """
 
     trace: ArrivalTrace
     cost: CostModel
     options: argparse.Namespace
     speculates: bool  # in some of them
     figures: list[Figures] = field(factory=list)
+    by_case: list[list[Figures]] = field(factory=list)  # and by seed
+    names: list[str] = field(factory=list)  # of the cases
+    differences: list[Figures] = field(factory=list)
     columns: list[Column] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -220,48 +310,79 @@ class _Runs:
 
     def run_case(self, case: Case) -> bool:
         """Run a case; whether enough of its requests were good."""
-        figures = run(self.trace, case, self.cost, self.options)
-        self.figures.append(figures)
+        figures = run(self.trace, case, self.cost, self.options, self.options.mix)
+        self._keep(case, [figures])
+        self.show(figures)
+        self._show_groups(figures)
+        return bool((figures["good"] or 0.0) >= self.options.slo_share)
+
+    def run_seeds(self, cases: list[Case], loads: list[ArrivalTrace]) -> None:
+        """Run each case under all loads; show medians, and differences from the
+        first.
+        """
+        for case in cases:
+            runs = list[Figures]()
+            for seed, load in enumerate(loads):
+                mix = None if self.options.mix is None else self.options.mix + seed
+                # Once for a policy; each run has its count.
+                warns = not any(row["overrides"]["count"] for row in runs)
+                figures = run(load, case, self.cost, self.options, mix, warns=warns)
+                runs.append({"seed": seed, **figures})
+            self._keep(case, runs)
+            self.show(medians(runs))
+            self._show_groups(medians(runs))
+        baseline, *others = self.by_case
+        if others and not self.options.json:
+            print(f"\n{METHOD}")
+        for name, runs in zip(self.names[1:], others, strict=True):
+            found = differences(baseline, runs)
+            self.differences.append(
+                {
+                    "from": self.names[0],
+                    "to": name,
+                    "figures": difference_figures(found),
+                }
+            )
+            if not self.options.json:
+                title = f"{name}, from {self.names[0]}"
+                print("\n".join(difference_lines(title, found, len(loads))))
+
+    def _keep(self, case: Case, runs: list[Figures]) -> None:
+        self.figures += runs
+        self.by_case.append(runs)
+        varied = [name for name in (*SIZES, "speed") if self._varies(name)]
+        settings = [f"{name}={runs[0][name]}" for name in varied]
+        self.names.append(" ".join([policy_name(case, self.options), *settings]))
+
+    def _varies(self, name: str) -> bool:
+        return len(getattr(self.options, name) or ()) > 1
+
+    def show(self, figures: Figures) -> None:
+        """Print a row of the table."""
         if not self.options.json:
             cells = (column.cell(figures) for column in self.columns)
             print("  ".join(f"{cell:>8}" for cell in cells), flush=True)
-        return bool((figures["good"] or 0.0) >= self.options.slo_share)
+
+    def _show_groups(self, figures: Figures) -> None:
+        """Print a line for each client, priority and deadline."""
+        if self.options.json or self.options.find:
+            return
+        for name, groups in figures["groups"].items():
+            for value, group in groups.items():
+                print(f"    {_group_line(name, value, group)}")
 
 
-def run(
-    trace: ArrivalTrace, case: Case, cost: CostModel, options: argparse.Namespace
-) -> Figures:
-    """Simulate the trace once; returns the settings and the results."""
-    config = case.config
-    names = options.scheduling_policy or ()
-    named = (name for name in names if policy_named(name) == config.policy)
-    usual = (name for name, kind in POLICIES.items() if kind is type(config.policy))
-    name = next(chain(named, usual), type(config.policy).__name__)
-    sizes = {size: getattr(config, size) for size in SIZES}
-    results = {"policy": name, **sizes, "speed": case.speed}
-    if config.speculation is not None or options.num_speculative_tokens is not None:
-        results["drafts"] = config.speculation.drafts if config.speculation else 0
-    overrides = OverrideCounts(options.strict_policy)
-    report = Report(config, options.slo_ttft, options.slo_tpot, overrides=overrides)
-    arrivals = trace.arrivals(config.block_size, case.speed, options.mix)
-    shown = tqdm(arrivals, name, len(trace.sizes), leave=False, disable=None)
-    guesses = draft_results(options, trace)
-    simulation = Simulation(
-        config,
-        Simulated(trace.lengths, guesses=guesses),
-        cost,
-        report.note_arrivals(shown),
-        guesses=guesses,
-    )
-    turns = report.fold_turns(simulation.turns())
-    begin = time.perf_counter()
-    with paused_collector(), without_python_warnings():
-        if options.journal is None:
-            deque(turns, maxlen=0)
-        else:
-            options.journal.mkdir(parents=True, exist_ok=True)
-            path = options.journal / f"{'-'.join(map(str, results.values()))}.journal"
-            origin = {"simulated": options.trace, "cost": cost.name}
-            write_journal(path, config, turns, origin)
-    warn_of_overrides(options.trace, config.policy, overrides)
-    return {**results, **report.figures(), "simulated_in": time.perf_counter() - begin}
+def _group_line(name: str, value: str, group: Figures) -> str:
+    """The figures of the requests with one value of a field."""
+    cells = [
+        f"TTFT p50 {_seconds(group['ttft']['p50'])} p99 {_seconds(group['ttft']['p99'])}",
+        f"TPOT p50 {_seconds(group['tpot']['p50'])}",
+        f"good {group['good'] or 0:.1%}",
+    ]
+    if "in_time" in group:
+        cells.append(f"first token in time {group['in_time'] or 0:.1%}")
+    return f"{name} {value or 'none'}: {group['samples']:g} answers, {', '.join(cells)}"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

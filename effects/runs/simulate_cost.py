@@ -72,7 +72,16 @@ def _choose(options: argparse.Namespace, trace: ArrivalTrace) -> ChosenCost:
         )
     except ConfigError:  # it may be half a minute long: a simulation is still possible
         too_few = f"the run has fewer than the {MIN_STEPS} steps that a cost model needs"
-        return ChosenCost(H200, f"{too_few}; {_OTHERS}", {})
+        elsewhere = _other_device(Path(options.trace))
+        return ChosenCost(H200, f"{too_few}{elsewhere}; {_OTHERS}", {})
+
+
+def _other_device(path: Path) -> str:
+    """A remark that the built-in model is of another device than a run's, if so."""
+    device = str(dict(read_journal(path).about).get("device", ""))
+    if not device or BUILT_IN in device.lower():
+        return ""
+    return f", and ran on {device}: these are not the times of that device"
 
 
 def _fit_run(path: Path, remark: str) -> ChosenCost:

@@ -10,14 +10,20 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
+from minfer.analysis.paired import MIN_DRAWS
 from minfer.effects.runs.arrivals import ArrivalTrace
 from minfer.effects.runs.costs import H200
 from minfer.effects.runs.trace_files import TRACE_FORMATS
 from minfer.policies.builtin import policy_named
 from minfer.records.config import SIZES, EngineConfig
+from minfer.records.tiers import HostTier
+from minfer.routing.policies import ROUTING_POLICIES
+from minfer.simulation.cost import CostModel
 from minfer.values.checks import ConfigError
 
 POOL: Final = 30_000 * 64  # tokens of KV cache that a 7B model leaves room for on an H200
+# Seconds to move a token's KV of a 7B model between device and host: 18 ms for 16k.
+HOST_TOKEN_SECONDS: Final = 1.1e-6
 LIST_HELP: Final = "of several, all combinations are run"
 _UPPER_LIMIT: Final = 2**31  # no option takes a number as large
 
@@ -45,6 +51,27 @@ _NUMBERS: Final = (
     _NumberOption("--steps-in-flight", int, None, "steps planned ahead (default: 2)"),
     _NumberOption("--requests", int, None, "only so many, the first of the trace"),
     _NumberOption("--divide", int, 1, "divide all lengths by it"),
+    _NumberOption(
+        "--seeds",
+        int,
+        None,
+        "compare the policies under so many loads of the kind of TRACE: medians, "
+        f"intervals, and which differences are noise; at least {MIN_DRAWS}",
+    ),
+    _NumberOption("--replicas", int, 1, "engines behind a router (default: 1)"),
+    _NumberOption(
+        "--host-blocks",
+        int,
+        None,
+        "blocks of a host tier (default: as in TRACE, or none)",
+    ),
+    _NumberOption(
+        "--host-page-seconds",
+        float,
+        None,
+        "what moving a block to or from host memory takes (default: a 7B model's block "
+        "over PCIe)",
+    ),
     _NumberOption(
         "--slo-ttft",
         float,
@@ -105,8 +132,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:
-    """Options that name files."""
+    """Options that name files, and the router's policy."""
     add = parser.add_argument
+    add(
+        "--routing",
+        choices=tuple(ROUTING_POLICIES),
+        default="prefix",
+        help="which of several --replicas gets a request (default: prefix)",
+    )
     add(
         "--cost",
         type=Path,
@@ -121,6 +154,14 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         help="fit what steps cost to this run instead of TRACE",
     )
     add("--save-cost", type=Path, metavar="FILE", help="keep it for --cost")
+    add("--csv", type=Path, metavar="FILE", help="write the figures of all runs there")
+    add(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw the figures of all policies there: .png, .svg or .pdf (needs "
+        "matplotlib)",
+    )
     add("--journal", type=Path, metavar="DIR", help="keep each run as a journal there")
 
 
@@ -147,18 +188,50 @@ def check_options(options: argparse.Namespace, cases: list[Case]) -> None:
             "--find needs one value of each setting, and a service level: --slo-ttft, "
             "--slo-tpot or both"
         )
+    if options.seeds is not None and (options.find or options.journal):
+        raise ConfigError("--seeds goes neither with --find nor with --journal")
+    if options.host_page_seconds is not None and options.host_blocks is None:
+        raise ConfigError("--host-page-seconds needs --host-blocks: how many there are")
+    if options.replicas > 1:
+        _check_replicas(options, cases)
 
 
-def cases_of(trace: ArrivalTrace, options: argparse.Namespace) -> list[Case]:
+def _check_replicas(options: argparse.Namespace, cases: list[Case]) -> None:
+    """Raise ConfigError for what replicas cannot be simulated with."""
+    if options.journal:
+        raise ConfigError("--journal is of one engine: leave --replicas out")
+    if any(case.config.speculation is not None for case in cases):
+        raise ConfigError("drafts are simulated of one engine: leave --replicas out")
+
+
+def host_tier(
+    config: EngineConfig, options: argparse.Namespace, cost: CostModel
+) -> HostTier:
+    """The host tier of the options, with the costs that decide whether to load from
+    it.
+    """
+    page_seconds = options.host_page_seconds or HOST_TOKEN_SECONDS * config.block_size
+    return HostTier(
+        pages=options.host_blocks,
+        page_seconds=page_seconds,
+        token_seconds=cost.token or cost.eager_token,
+    )
+
+
+def cases_of(
+    trace: ArrivalTrace, options: argparse.Namespace, cost: CostModel, longest: int
+) -> list[Case]:
     """All combinations of the settings; the default is the journal's, or one that suits
-    an H200.
+    an H200, and requests of up to `longest` tokens.
     """
     first = trace.config or EngineConfig(
         num_blocks=POOL // 64,
         watermark=POOL // 6400,
         max_num_batched_tokens=8192,
-        max_model_len=max(trace.sizes),
+        max_model_len=longest,
     )
+    if options.host_blocks is not None:
+        first = evolve(first, host=host_tier(first, options, cost))
     limits = {"max_model_len": options.max_model_len, "depth": options.steps_in_flight}
     first = evolve(first, **{name: value for name, value in limits.items() if value})
     names = options.scheduling_policy or ()

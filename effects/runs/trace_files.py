@@ -25,6 +25,7 @@ from minfer.simulation.guesses_recorded import RecordedDrafts
 from minfer.simulation.simulate import Arrival
 from minfer.values.checks import MAX_INT64
 
+GENERATED: Final = "poisson:"  # how a trace that is spelled out begins
 TOKENS_PER_HASH_ID: Final = 512  # tokens of a prompt for each of Mooncake's hash ids
 AZURE: Final = "TIMESTAMP,ContextTokens,GeneratedTokens"
 TRACE_FORMATS: Final = (
@@ -65,7 +66,7 @@ def read_trace(
     Raises TraceError, and JournalError for a journal that cannot be read.
     """
     path = Path(source)
-    generated = source.startswith("poisson:")
+    generated = source.startswith(GENERATED)
     first = b"" if generated else _first_line(path)
     if first.startswith(b"minfer journal"):
         if divide > 1:
@@ -191,7 +192,7 @@ def _read_parameters(source: str) -> dict[str, Any]:
     parameters: dict[str, Any] = {
         name: parameter.default for name, parameter in _PARAMETERS.items()
     }
-    for setting in filter(None, source.removeprefix("poisson:").split(",")):
+    for setting in filter(None, source.removeprefix(GENERATED).split(",")):
         name, _, value = setting.partition("=")
         try:
             parameters[name] = type(parameters[name])(value)

@@ -149,18 +149,26 @@ def load_report(config: EngineConfig, name: str, state: EngineState) -> LoadRepo
     )
 
 
+def cache_events(
+    config: EngineConfig, name: str, before: EngineState, after: EngineState
+) -> list[RouterEvent]:
+    """The events of the cache of the replica `name` between two states of one turn."""
+    events: list[RouterEvent] = []
+    changes = cache_changes(config, before, after)
+    if changes.evicted:
+        events.append(BlocksEvicted(name, changes.evicted))
+    if changes.published:
+        events.append(BlocksPublished(name, changes.published))
+    return events
+
+
 def replica_events(
     config: EngineConfig, name: str, turn: Turn, unstarted: set[str]
 ) -> list[RouterEvent]:
     """The events of a turn of the replica `name`: cache, starts, ends. `unstarted` are
     the ids of its requests without a token so far; those that start or end are removed.
     """
-    events: list[RouterEvent] = []
-    changes = cache_changes(config, turn.before, turn.transition.state)
-    if changes.evicted:
-        events.append(BlocksEvicted(name, changes.evicted))
-    if changes.published:
-        events.append(BlocksPublished(name, changes.published))
+    events = cache_events(config, name, turn.before, turn.transition.state)
     for command in turn.transition.commands:
         if isinstance(command, Emit):
             if unstarted:

@@ -101,6 +101,9 @@ class CostModel:
         """The device's time for a plan; more rows than the last bucket cost as much as
         that.
         """
+        if not plan.fills and not plan.drafts:
+            num_rows = len(plan.rows)
+            return self.decode_seconds(num_rows, sum(plan.starts) + num_rows)
         work = work_of(plan)
         forward, token = self.mixed, self.token
         if not plan.fills:
@@ -111,6 +114,20 @@ class CostModel:
         rows += self.context * work.read_positions + self.draft * work.draft_forwards
         prefill = token * work.prefill_tokens + self.attention * work.attended_positions
         return forward + rows + prefill
+
+    def decode_seconds(self, rows: int, read_positions: int) -> float:
+        """The device's time for a step of decode rows without drafts, which read so many
+        positions together.
+        """
+        [seconds] = self.decode_times(rows, read_positions, 1)
+        return seconds
+
+    def decode_times(self, rows: int, read_positions: int, steps: int) -> list[float]:
+        """`decode_seconds` of successive steps: each reads a position more per row."""
+        forward, rows_cost = self._decode(rows), self.sequence * rows
+        context = self.context
+        positions = [read_positions + step * rows for step in range(steps)]
+        return [forward + (rows_cost + context * read) for read in positions]
 
     def costs(self, max_inputs: int) -> Costs:
         """The costs by which the number of drafts is decided: forwards with up to

@@ -14,7 +14,7 @@ modelled as loads from the external store of `config`, one after the other on ea
 replica.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from attrs import define, evolve, field, frozen
@@ -91,6 +91,19 @@ class DisaggregatedSimulation(ReplicaSimulation):
             half = self._halves[arrival.id]
             self._halves[arrival.id] = evolve(half, cancelled=True)
         yield from super()._arrive(time, arrival, due_times)
+
+    def _senders(self, name: str) -> Iterable[str]:
+        """Replicas that prefill send requests to those that decode."""
+        if self._deferred or name in self.prefill_state.replicas:
+            return super()._senders(name)
+        return self.prefill
+
+    def _apply(self, name: str, events: list[RouterEvent]) -> None:
+        if name not in self.prefill_state.replicas:
+            super()._apply(name, events)
+            return
+        state = apply(self.prefill_router, self.prefill_state, tuple(events)).state
+        self.prefill_state = state
 
     def _replica_of(self, request_id: str) -> str | None:
         half = self._halves.get(request_id)

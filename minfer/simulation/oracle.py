@@ -144,6 +144,12 @@ class Oracle:
         logprobs, pooled = self._logprobs(plan, yields), self._pooled(plan)
         return Executed(plan.step, yields, logprobs, pooled)
 
+    def steady_yields(self) -> tuple[int, Yields]:
+        """For how many of the next steps each row yields the same token, and that: none,
+        as tokens depend on all before them.
+        """
+        return 0, ()
+
     def fail(self, error: str, *, halfway: bool) -> Failed:
         """Fail the next plan and drop all after it; rows lose their state on the
         device.

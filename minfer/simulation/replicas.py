@@ -5,11 +5,17 @@ its device and its cache. What happens first is next: an arrival, which is route
 state of that moment, or the earliest turn that is due on any replica, whose cache
 changes, starts and ends the router then knows. A deferred request waits for a turn that
 starts or ends another one, and is routed again before later ones.
+
+A steady decode (`minfer.simulation.steady`) changes nothing that another replica sees,
+and of what the router sees only the cache, which it looks at when a request is routed. So
+a replica takes such turns up to the next arrival at once, though others have turns
+before; but if a turn of another replica could send it a request, only up to that.
 """
 
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 
 from attrs import define, field, frozen
 
@@ -18,7 +24,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Cancel, Event, Submit
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId
-from minfer.records.state import Turn
+from minfer.records.state import EngineState, Turn
 from minfer.routing.messages import (
     Deferred,
     ReplicaJoined,
@@ -27,12 +33,14 @@ from minfer.routing.messages import (
     RouterEvent,
     RoutingRequest,
 )
-from minfer.routing.replica_events import load_report, replica_events
+from minfer.routing.replica_events import cache_events, load_report, replica_events
 from minfer.routing.router import Routed, apply, initial_router, route
 from minfer.routing.state import RouterConfig, RouterState
+from minfer.simulation.collector import paused_collector
 from minfer.simulation.cost import CostModel
 from minfer.simulation.simulate import IDLE, Arrival, Simulated
-from minfer.simulation.simulated_engine import SimulatedEngine
+from minfer.simulation.simulated_engine import NoteCache, SimulatedEngine
+from minfer.simulation.steady import SteadyTurns
 
 
 @frozen
@@ -41,6 +49,14 @@ class ReplicaTurn:
 
     replica: str
     turn: Turn
+
+
+@frozen
+class ReplicaSteadyTurns:
+    """Turns of a steady decode of a replica."""
+
+    replica: str
+    turns: SteadyTurns
 
 
 @frozen
@@ -86,6 +102,20 @@ class SimulatedReplica:
             return math.inf
         return self.engine.due(self.coming[0][0] if self.coming else math.inf)
 
+    def steady_turns(self, until: float, note_cache: NoteCache) -> SteadyTurns | None:
+        """Take the next turns, if they are steady decode and due before `until`. `due`
+        must have been read.
+        """
+        if self.coming:
+            until = min(until, self.coming[0][0])
+        # An id may be used again before the request that has it is over.
+        if self.unstarted and any(
+            request_id in self.unstarted
+            for request_id, _ in self.engine.state.running.ids
+        ):
+            return None
+        return self.engine.take_steady(until, note_cache)
+
     def turn(self, now: float) -> Turn:
         """Take the turn that is due now."""
         arrived = []
@@ -99,7 +129,7 @@ class SimulatedReplica:
 @define
 class ReplicaSimulation:
     """Replicas with one configuration and one cost of steps, under a router. `arrivals`
-    are in order of time.
+    are in order of time. Python's garbage collector is paused while it runs.
 
     A replica reports its load in the first turn after each `report_every` seconds; never,
     if that is infinite. `overrides` counts those of the scheduling policy on all
@@ -139,6 +169,22 @@ class ReplicaSimulation:
         """Route and take turns until everything has been served, or nothing can happen
         any more.
         """
+        with paused_collector():
+            for item in self._run(skips=False):
+                if not isinstance(item, ReplicaSteadyTurns):  # as all are
+                    yield item
+
+    def spans(self) -> Iterator[ReplicaTurn | ReplicaSteadyTurns | RoutedArrival]:
+        """What `run` yields, but turns of a steady decode as one: many times as fast.
+        What is of one replica is in order, and so are arrivals and the turns that the
+        router sees.
+        """
+        with paused_collector():
+            yield from self._run(skips=True)
+
+    def _run(
+        self, *, skips: bool
+    ) -> Iterator[ReplicaTurn | ReplicaSteadyTurns | RoutedArrival]:
         arrivals = iter(self.arrivals)
         coming = next(arrivals, None)
         due_times = {name: replica.due for name, replica in self._replicas.items()}
@@ -148,10 +194,49 @@ class ReplicaSimulation:
             if coming and coming[0] <= now:
                 yield from self._arrive(*coming, due_times)
                 coming = next(arrivals, None)
-            elif now == math.inf:
+                continue
+            if now == math.inf:
                 return
-            else:
-                yield from self._turn(self._replicas[name], now, due_times)
+            replica = self._replicas[name]
+            if skips:
+                until = coming[0] if coming else math.inf
+                until = self._undisturbed_until(replica, until, due_times)
+                steady = replica.steady_turns(until, partial(self._note_cache, replica))
+                if steady is not None:
+                    due_times[name] = replica.due
+                    yield ReplicaSteadyTurns(name, steady)
+                    continue
+            yield from self._turn(replica, now, due_times)
+
+    def _note_cache(
+        self, replica: SimulatedReplica, before: EngineState, after: EngineState
+    ) -> None:
+        """Tell the router what a turn has cached and evicted."""
+        events = cache_events(replica.engine.config, replica.name, before, after)
+        if events:
+            self._apply(replica.name, events)
+
+    def _apply(self, name: str, events: list[RouterEvent]) -> None:  # noqa: ARG002
+        """Fold events of the replica `name` into the state of its router."""
+        self.state = apply(self.router, self.state, tuple(events)).state
+
+    def _undisturbed_until(
+        self, replica: SimulatedReplica, arrival: float, due_times: dict[str, float]
+    ) -> float:
+        """The time up to which nothing happens to a replica but its own turns, if the
+        next arrival is at `arrival`.
+        """
+        senders = self._senders(replica.name)
+        times = [due_times[name] for name in senders if name != replica.name]
+        if self.report_every < math.inf:
+            times.append(replica.next_report)
+        return min([arrival, *times])
+
+    def _senders(self, name: str) -> Iterable[str]:  # noqa: ARG002  # of subclasses
+        """The replicas whose turns may send requests to the replica `name`: while
+        requests are deferred, all.
+        """
+        return self._replicas if self._deferred else ()
 
     def _arrive(
         self, time: float, arrival: Request | Cancel, due_times: dict[str, float]

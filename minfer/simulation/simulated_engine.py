@@ -7,6 +7,7 @@ alternate, as on a CPU, it begins when its results are collected.
 import math
 import warnings
 from collections import deque
+from collections.abc import Callable
 from heapq import heappop, heappush
 
 from attrs import Factory, define, field
@@ -18,6 +19,7 @@ from minfer.journal.turns import Step, wrap_engine_errors
 from minfer.policies.mistakes import PolicyWarning, misnamed_methods
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
+    Command,
     Event,
     Execute,
     Lost,
@@ -27,12 +29,21 @@ from minfer.records.messages import (
     TransferCommand,
     WakeAt,
 )
-from minfer.records.plan import Plan
+from minfer.records.plan import Plan, Yields
 from minfer.records.state import EngineState, Turn, initial
 from minfer.records.tiers import Tier, TransferKind
 from minfer.simulation.cost import CostModel
 from minfer.simulation.guesses import Guesses, proposals
 from minfer.simulation.oracle import Oracle
+from minfer.simulation.steady import (
+    SteadyTurns,
+    advanced,
+    count_quiet_turns,
+    is_steady,
+    turn_of_blocks,
+)
+
+NoteCache = Callable[[EngineState, EngineState], None]
 
 
 @define
@@ -103,8 +114,14 @@ class _SimulatedTransfers:
         """When the next one ends."""
         return self.due[0][0] if self.due else math.inf
 
+    def peek(self, now: float) -> list[Moved | Lost]:
+        """Those that will have ended, in order; they stay."""
+        if self.next > now:
+            return []
+        return [end for time, _, end in sorted(self.due) if time <= now]
+
     def ended(self, now: float) -> list[Moved | Lost]:
-        """Those that have ended, in order."""
+        """Those that have ended, in order; they are dropped."""
         ends = list[Moved | Lost]()
         while self.next <= now:
             ends.append(heappop(self.due)[2])
@@ -159,6 +176,92 @@ class SimulatedEngine:
             return self._collects
         return max(self.free, min(self._wake, arrival, self._transfers.next))
 
+    def take_steady(
+        self, until: float, note_cache: NoteCache | None = None
+    ) -> SteadyTurns | None:
+        """Take the next turns at once, as far as they are steady decode and due before
+        `until`; None if the next is none. `due` must have been called. `note_cache` gets
+        the states before and after each turn that may have cached or evicted blocks.
+        """
+        if self._collects is None or not self.state.time <= self._collects < until:
+            return None
+        max_turns, yields = self._steady_yields()
+        span = SteadyTurns(self.number, self.state, self.state, yields)
+        while self._collects < until and len(span.times) < max_turns:
+            following = self._quiet_turns(span, until, max_turns)
+            following = following or self._block_turn(span, until)
+            if following is None:
+                break
+            before, after = span.after, following.after
+            if note_cache and after.blocks.prefix is not before.blocks.prefix:
+                note_cache(before, after)
+            span = following
+            if self.config.has_tiers and not is_steady(self.config, after):
+                break
+        if not span.times:
+            return None
+        self.executor.plans = deque(span.after.inflight)
+        self.state = span.after
+        self.number += len(span.times)
+        self.idle, self._wake = 0, math.inf
+        return span
+
+    def _steady_yields(self) -> tuple[int, Yields]:
+        """The number of steps for which a decode may be steady, and what each yields."""
+        if self.step is not step or not is_steady(self.config, self.state):
+            return 0, ()
+        max_turns, yields = self.executor.steady_yields()
+        is_valid = max(yields, default=(0,))[0] < self.config.vocab_size
+        return (max_turns, yields) if is_valid else (0, ())
+
+    def _quiet_turns(
+        self, span: SteadyTurns, until: float, max_turns: int
+    ) -> SteadyTurns | None:
+        """The span with the quiet turns that follow; None if there are none."""
+        max_quiet = count_quiet_turns(self.config, span.after)
+        max_quiet = min(max_quiet, max_turns - len(span.times))
+        until = min(until, self._transfers.next)
+        times = self._steady_times(span.after, until, max_quiet)
+        if not times:
+            return None
+        after = advanced(self.config, span.after, len(times), span.yields, times[-1])
+        return span.extended(after, times)
+
+    def _block_turn(self, span: SteadyTurns, until: float) -> SteadyTurns | None:
+        """The span with a turn that changes blocks; None if the next turn is no steady
+        one.
+        """
+        now = self._collects or 0.0
+        ends = self._transfers.peek(now)
+        turn = turn_of_blocks(self.config, span.after, span.yields, now, ends)
+        if turn is None:
+            return None
+        self._transfers.ended(now)
+        times = self._steady_times(span.after, until, 1)
+        self._begin_transfers(turn.commands)
+        return span.extended(turn.after, times, tuple(ends))
+
+    def _steady_times(
+        self, state: EngineState, until: float, max_turns: int
+    ) -> list[float]:
+        """The times of the next turns, all of a steady decode and before `until`; the
+        host and the device go on from the last.
+        """
+        run, due, times = state.running, self._collects, list[float]()
+        positions = sum(run.scheduled) + len(run)  # that the step planned next reads
+        host, device = self.cost.host, self._device
+        for seconds in self.cost.decode_times(len(run), positions, max_turns):
+            if due is None or not due < until:
+                break
+            times.append(due)
+            free = due + host
+            device.flights.append((free, seconds))
+            due = max(free, device.end(free))
+        if times:
+            self.free = times[-1] + host
+        self._collects = due
+        return times
+
     def take(self, now: float, arrived: list[Event]) -> Turn:
         """Take the turn that is due `now`, with all that has arrived."""
         events: list[Event] = [Tick(now)]
@@ -188,10 +291,14 @@ class SimulatedEngine:
         for plan in plans:
             self.executor.launch(plan)
             self.free = self._device.launch(plan, self.free)
-        for command in transition.commands:
+        self._begin_transfers(transition.commands)
+        wakes = (c.time for c in transition.commands if isinstance(c, WakeAt))
+        self._wake = min(wakes, default=math.inf)
+
+    def _begin_transfers(self, commands: tuple[Command, ...]) -> None:
+        """Begin the transfers among these commands."""
+        for command in commands:
             if isinstance(command, TransferCommand):
                 ends = list[Moved | Lost]()
                 self.executor.move(command, ends.append)
                 self._transfers.begin(command, ends[0], self.free)
-        wakes = (c.time for c in transition.commands if isinstance(c, WakeAt))
-        self._wake = min(wakes, default=math.inf)

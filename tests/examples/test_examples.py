@@ -40,6 +40,9 @@ EXAMPLES: Final = {
         r"42\n(end_turn|max_tokens) \d+\n3, 7, 19, 42",
         ("anthropic", "minfer.effects.serving.anthropic"),
     ),
+    "compare_policies.py": Example(
+        r"TTFT p50: -0\.\d+ s .* differs\nTTFT p99: \+.* s .*\npolicy overrides: 0"
+    ),
     "curl.sh": Example(r'(?s)"id":"bundled".*"text_completion".*data: \[DONE\]'),
     "journal_replay.py": Example(
         r"(?s)verified +every decision.*Request '4'.*blocked by: rows"

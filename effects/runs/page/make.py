@@ -104,7 +104,11 @@ def write_page(path: Path, name: str, config: EngineConfig, turns: Iterable[Turn
     """Write a run's page, whole or not at all; returns its size in bytes. Raises
     ViewError.
     """
-    data = page(name, config, turns)
+    return write_whole(path, page(name, config, turns))
+
+
+def write_whole(path: Path, data: bytes) -> int:
+    """Write a page, whole or not at all; returns its size in bytes. Raises ViewError."""
     partial_path = path.with_name(path.name + ".part")
     try:
         partial_path.write_bytes(data)

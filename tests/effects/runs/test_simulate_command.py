@@ -128,8 +128,9 @@ def test_a_run_is_the_engines_own(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_table_shows_what_varies(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", SMALL, "--num-blocks", "200,4000", "--slo-ttft", "0.1"]) == 0
-    *intro, head, first, second = capsys.readouterr().out.splitlines()
+    *intro, head, first, second, alike = capsys.readouterr().out.splitlines()
     rows = (first, second)
+    assert alike.startswith("fcfs num_blocks=200 and fcfs num_blocks=4000 decided alike")
     assert (
         main(["simulate", SMALL, "--scheduling-policy", "fair", "--requests", "9"]) == 0
     )

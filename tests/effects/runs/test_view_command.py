@@ -80,3 +80,20 @@ def test_what_cannot_be_shown_or_written_is_reported_and_leaves_nothing(
     with pytest.raises(ViewError, match="folder: "):
         write_page(tmp_path / "folder", "run", config, turns)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["empty.journal", "folder"]
+
+
+def test_two_runs_are_shown_side_by_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [tmp_path / name for name in ("one.journal", "two.journal")]
+    for path in paths:
+        write_journal(path, *recorded(1))
+    out = tmp_path / "both.html"
+    assert command(*map(str, paths), "-o", str(out)) == 0
+    text = out.read_text("utf-8")
+    assert text.count("<iframe") == 2
+    assert 'title="one"' in text
+    assert 'title="two"' in text
+    capsys.readouterr()
+    with pytest.raises(ViewError, match="3 runs: at most 2 have room"):
+        command(*map(str, [*paths, paths[0]]))

@@ -63,7 +63,10 @@ export function save() {
     params.set("request", text(sample.id[chosen]));
     params.set("sample", sample.sample[chosen]);
   }
-  history.replaceState(null, "", `#${params}`);
+  // In a frame, beside another run, there is no address to keep it in.
+  if (window.parent === window) {
+    history.replaceState(null, "", `#${params}`);
+  }
 }
 
 export function restore() {
