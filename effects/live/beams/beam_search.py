@@ -12,9 +12,11 @@ from minfer.effects.text.outputs import RequestOutput
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records.request import SamplingParams
 from minfer.sampling.beam import MAX_BEAMS, BeamSearch
+from minfer.sampling.vllm_names import BEAMS, takes_neutral
 from minfer.values.checks import ParameterError, check_number
 
 
+@takes_neutral(BEAMS)
 @frozen(kw_only=True)
 class BeamSearchParams:
     """How to search. Raises ParameterError.

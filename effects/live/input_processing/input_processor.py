@@ -269,6 +269,9 @@ def _check_params(setup: Setup, params: SamplingParams) -> None:
     if largest >= vocab_size:
         reason = f"stop_token_ids: {largest} is outside the vocabulary; ids are from 0 to"
         raise RequestError(f"{reason} {vocab_size - 1}", param="stop_token_ids")
+    if params.stop and not params.detokenize:
+        reason = "stop: stop strings are found in text; leave detokenize=False out"
+        raise RequestError(reason, param="stop")
     if params.structured_outputs is not None:
         # Together with these no token at all might be allowed.
         conflicting = {
