@@ -8,7 +8,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self
+from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Self
 
 import attrs
 
@@ -18,6 +18,7 @@ from minfer.effects.execution.warming.start_progress import (
     ignore_progress,
     logged,
 )
+from minfer.effects.live.absent_features import absent_method
 from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.client import EngineClient
 from minfer.effects.live.constraints.grammar_masks import GrammarMasks
@@ -25,6 +26,7 @@ from minfer.effects.live.engine import open_engine as opening
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.engine_worker import EngineWorker
 from minfer.effects.live.engine.open_rank import open_store
+from minfer.effects.live.engine_metrics import Metric, read_metrics
 from minfer.effects.live.errors import RequestError
 from minfer.effects.live.frontend import Frontend
 from minfer.effects.live.input_processing import input_processor
@@ -118,12 +120,14 @@ class ServedModel(ChatRenderer):
         self._open(EngineArgs(model=model, **settings))
 
     @classmethod
-    def from_engine_args(cls, args: EngineArgs, report: Report) -> Self:
-        """Returns the model of `args`, as the constructor makes it; progress goes to
-        `report`.
+    def from_engine_args(
+        cls, engine_args: EngineArgs, report: Report = ignore_progress
+    ) -> Self:
+        """Returns the model of these settings, as the constructor makes it; progress goes
+        to `report`.
         """
         model = cls.__new__(cls)
-        model._open(args, report)
+        model._open(engine_args, report)
         return model
 
     def _open(self, args: EngineArgs, report: Report = ignore_progress) -> None:
@@ -243,11 +247,31 @@ class ServedModel(ChatRenderer):
         if self.epochs is not None:
             self.epochs.raise_all()
 
+    def get_metrics(self) -> list[Metric]:
+        """Returns the engine's metrics at the moment, in vLLM's kinds and names: see
+        `minfer.effects.live.engine_metrics`.
+        """
+        return list(read_metrics(self.client.snapshot()))
+
     def close(self) -> None:
         """Cancel all requests and release the model. May be called again."""
         self.client.close()
         self.grammars.close()
         gc.unfreeze()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Close it, as `close` does; requests that run may take `timeout` seconds to end
+        before that. vLLM's name.
+        """
+        if timeout:
+            self.client.drain(timeout)
+        self.close()
+
+    if not TYPE_CHECKING:  # type checkers know what there is
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what to use instead of a method of vLLM's."""
+            raise absent_method(type(self).__name__, name)
 
     def _check_tools(self, tools: "Tools | None") -> None:
         """Raise RequestError if there are tools, and it is unknown how the model calls

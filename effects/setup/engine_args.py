@@ -16,6 +16,7 @@ from minfer.effects.models.formats import READERS
 from minfer.effects.models.ranks import Parallel
 from minfer.effects.setup.custom_template import CustomTemplate
 from minfer.effects.setup.device import DEVICES
+from minfer.effects.setup.flexible_parser import FlexibleArgumentParser
 from minfer.effects.setup.option_values import (
     BYTES,
     COUNT,
@@ -32,6 +33,7 @@ from minfer.effects.setup.option_values import (
     option,
     whole_number,
 )
+from minfer.effects.setup.removed import refuse
 from minfer.effects.setup.speculation_settings import SpeculativeConfig
 from minfer.records.policy import Policy
 from minfer.records.tiers import BY_COST, CHOICES
@@ -256,12 +258,38 @@ class EngineArgs(ModelArg):
             self.enable_expert_parallel,
         )
 
+    @classmethod
+    def add_cli_args(cls, parser: FlexibleArgumentParser) -> FlexibleArgumentParser:
+        """Add an option for each setting that has one, with the setting's default."""
+        group = parser.add_argument_group("model and engine")
+        add_engine_options(group)
+        defaults = {
+            setting.name: setting.default for setting in fields(cls) if setting.metadata
+        }
+        parser.set_defaults(**defaults)
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> "EngineArgs":
+        """Returns the settings among parsed arguments. Raises ConfigError."""
+        return engine_args(args)
+
     def with_blocks(self, count: int) -> "EngineArgs":
         """Returns these settings for an engine that replaces one with `count` KV blocks:
         requests that it served, or that API servers accepted, need them, and free memory
         differs each time.
         """
         return evolve(self, num_gpu_blocks_override=count, kv_cache_memory_bytes=None)
+
+
+def add_engine_options(group: argparse._ArgumentGroup) -> None:
+    """Add an option for each setting of an engine that has one."""
+    for setting in fields(EngineArgs):
+        if setting.metadata:
+            group.add_argument(f"--{setting.name.replace('_', '-')}", **setting.metadata)
+    refuse(
+        group, {f"--{name.replace('_', '-')}": reason for name, reason in REMOVED.items()}
+    )
 
 
 def engine_args(options: argparse.Namespace, **overrides: Any) -> EngineArgs:

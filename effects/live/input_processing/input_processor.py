@@ -83,13 +83,15 @@ def params_for(params: Params, count: int) -> list[SamplingParams]:
 
 
 def scheduling_hints_for(
-    priority: Sequence[int] | None, count: int
+    priority: int | Sequence[int] | None, count: int
 ) -> list[SchedulingHints]:
-    """Returns a priority for each of `count` prompts; lower runs first under the priority
-    policy.
+    """Returns a priority for each of `count` prompts, from one for all or one for each;
+    lower runs first under the priority policy.
     """
     if priority is None:
         return [SchedulingHints()] * count
+    if isinstance(priority, int):
+        return [SchedulingHints(priority=priority)] * count
     if len(priority) != count:
         raise RequestError(
             f"{len(priority)} priorities for {count} prompts; give one for each"

@@ -141,7 +141,10 @@ def asked() -> list[SamplingParams]:
 
 
 def tokens(outputs: list[RequestOutput]) -> Made:
-    return [[completion.token_ids for completion in output.outputs] for output in outputs]
+    return [
+        [tuple(completion.token_ids) for completion in output.outputs]
+        for output in outputs
+    ]
 
 
 def happened(case: str, passes: list[list[RequestOutput]]) -> bool:

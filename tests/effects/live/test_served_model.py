@@ -113,7 +113,7 @@ def test_special_tokens_may_be_shown(tmp_path: Path) -> None:
         say(llm, "a[X][ARGS]b")
 
         async def text(*shown: str) -> str:
-            outputs = llm.generate("x", params, shown=shown)
+            outputs = llm.generate_deltas("x", params, shown=shown)
             return "".join([output.outputs[0].text async for output in outputs])
 
         async def both() -> tuple[str, str]:
