@@ -164,7 +164,7 @@ class ServedModel(ChatRenderer):
         self.template_settings = template_settings(setup.args)
         self.tokenizer = None
         if not setup.args.skip_tokenizer_init:
-            tokenizer = Tokenizer(setup.folder, setup.config.max_model_len)
+            tokenizer = Tokenizer(setup.tokenizer_folder, setup.config.max_model_len)
             if (template := self.template_settings.template) is not None:
                 tokenizer = tokenizer.with_template(template)
             self.tokenizer = tokenizer

@@ -28,6 +28,7 @@ from minfer.effects.setup.option_values import (
     SHARE,
     SPECULATION,
     TEMPLATE,
+    TEXT,
     WORD,
     one_of,
     option,
@@ -37,6 +38,7 @@ from minfer.effects.setup.removed import refuse
 from minfer.effects.setup.speculation_settings import SpeculativeConfig
 from minfer.records.policy import Policy
 from minfer.records.tiers import BY_COST, CHOICES
+from minfer.sampling.params import MAX_LOGPROBS
 
 _SHORT: Final = {"half": "float16", "float": "float32"}
 DTYPES: Final[Mapping[str, str]] = _SHORT | {name: name for name in DTYPE_BYTES}
@@ -46,6 +48,14 @@ REMOVED: Final = {
     "max_repeat": "a step computes one token of each row, which is as fast as several"
 }
 EXECUTORS: Final = ("torch", "dry", "oracle")
+# vLLM's names of kernels for a format, which minfer picks itself.
+_FORMAT_ALIASES: Final = {
+    "awq_marlin": "awq",
+    "gptq_marlin": "gptq",
+    "modelopt_fp4": "modelopt",
+    "fp8_per_tensor": "fp8",
+}
+_LOAD_ALIASES: Final = {"safetensors": "auto", "hf": "auto", "gguf": "auto"}
 
 
 @frozen
@@ -69,6 +79,49 @@ class EngineArgs(ModelArg):
     Raises ConfigError for a value out of range.
     """
 
+    tokenizer: str | Path | None = option(  # noqa: RUF009 - a field
+        None,
+        "another tokenizer than the checkpoint's: its folder, or its name on the hub",
+        MODEL,
+    )
+    revision: str | None = option(
+        None,
+        "branch, tag or commit of a checkpoint on the hub",
+        TEXT,
+    )
+    tokenizer_revision: str | None = option(
+        None, "branch, tag or commit of --tokenizer on the hub", TEXT
+    )
+    download_dir: str | Path | None = option(  # noqa: RUF009 - a field
+        None,
+        "where checkpoints of the hub are kept (default: HF_HUB_CACHE, or "
+        "~/.cache/huggingface/hub)",
+        FOLDER,
+    )
+    hf_overrides: Mapping[str, Any] | None = option(
+        None,
+        "changes to the checkpoint's config.json, as a JSON object; objects in it are "
+        "merged",
+        OBJECT,
+    )
+    generation_config: str = option(
+        "auto",
+        "where recommended sampling parameters are: auto, the checkpoint's "
+        "generation_config.json; a folder that has that file; or vllm: none (default: "
+        "auto)",
+        WORD,
+    )
+    override_generation_config: Mapping[str, Any] | None = option(
+        None,
+        "default sampling parameters as a JSON object, before the recommended ones",
+        OBJECT,
+    )
+    max_logprobs: int = option(
+        MAX_LOGPROBS,
+        f"most log-probabilities that a request may have, up to {MAX_LOGPROBS} (default: "
+        f"{MAX_LOGPROBS})",
+        whole_number(0, high=MAX_LOGPROBS),
+    )
     dtype: str = option(
         "auto",
         "type of the numbers to compute with: auto, float32, bfloat16 or float16 "
@@ -91,7 +144,12 @@ class EngineArgs(ModelArg):
         None,
         f"round a checkpoint's matrices as it is loaded: {', '.join(LEVELS)}; a "
         "checkpoint that is quantized already needs no option (default: none)",
-        one_of((*dict.fromkeys((*LEVELS, *READERS)),), "TYPE", optional=True),
+        one_of(
+            (*dict.fromkeys((*LEVELS, *READERS)),),
+            "TYPE",
+            optional=True,
+            aliases=_FORMAT_ALIASES,
+        ),
     )
     device: str = option(
         "auto",
@@ -101,7 +159,7 @@ class EngineArgs(ModelArg):
     load_format: str = option(
         "auto",
         "dummy: random weights, made from config.json alone, to try speed and memory",
-        one_of(("auto", "dummy")),
+        one_of(("auto", "dummy"), aliases=_LOAD_ALIASES),
     )
     max_model_len: int | None = option(
         None,
@@ -216,6 +274,9 @@ class EngineArgs(ModelArg):
     )
     enforce_eager: bool = option(
         False, "launch each GPU kernel by itself: no CUDA graphs (slower)"
+    )
+    disable_log_stats: bool = option(
+        False, "do not log a line about the load every 10 s while requests run"
     )
     journal: str | Path | None = option(  # noqa: RUF009 - a field
         None,

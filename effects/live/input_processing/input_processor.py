@@ -271,6 +271,10 @@ def _check_params(setup: Setup, params: SamplingParams) -> None:
     if largest >= vocab_size:
         reason = f"stop_token_ids: {largest} is outside the vocabulary; ids are from 0 to"
         raise RequestError(f"{reason} {vocab_size - 1}", param="stop_token_ids")
+    for name in ("logprobs", "prompt_logprobs"):
+        if (getattr(params, name) or 0) > setup.args.max_logprobs:
+            reason = f"{name}: must be at most {setup.args.max_logprobs} here, not"
+            raise RequestError(f"{reason} {getattr(params, name)}", param=name)
     if params.stop and not params.detokenize:
         reason = "stop: stop strings are found in text; leave detokenize=False out"
         raise RequestError(reason, param="stop")
