@@ -57,11 +57,22 @@ class LogRateLimit(logging.Filter):
         return True
 
 
+_level = logging.WARNING  # of the server's processes
+
+
+def set_level(name: str) -> None:
+    """Have processes that are forked from here on log lines of this level and worse."""
+    global _level
+    _level = logging.getLevelNamesMapping()[name.upper()]
+
+
 def configure_logs(process: str) -> None:
-    """Log warnings and worse as this process, and how far the start is, from here on."""
+    """Log lines of the level that was set, by default warnings, and worse as this
+    process; and how far the start is, from here on.
+    """
     logging.basicConfig(
-        level=logging.WARNING, format=_LINE_FORMAT.format(process=process), force=True
+        level=_level, format=_LINE_FORMAT.format(process=process), force=True
     )
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogRateLimit())
-    logging.getLogger(START).setLevel(logging.INFO)
+    logging.getLogger(START).setLevel(min(_level, logging.INFO))

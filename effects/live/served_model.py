@@ -6,7 +6,7 @@ import contextlib
 import gc
 import inspect
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Self
 
@@ -49,6 +49,7 @@ from minfer.effects.live.input_processing.template_settings import (
 )
 from minfer.effects.setup.engine_args import REMOVED, EngineArgs
 from minfer.effects.setup.prepare import Setup, prepare
+from minfer.effects.setup.vllm_settings import read_settings
 from minfer.effects.text.grammars.grammar_library import Compiler, GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.effects.text.output_processor import OutputProcessor, Sink
@@ -116,7 +117,7 @@ class ServedModel(ChatRenderer):
 
     @_with_parameters_of(EngineArgs)
     def __init__(self, model: str | None = None, **settings: Any) -> None:
-        _check_known(type(self).__name__, settings)
+        settings = _own_settings(type(self).__name__, settings)
         self._open(EngineArgs(model=model, **settings))
 
     @classmethod
@@ -336,13 +337,11 @@ class ServedModel(ChatRenderer):
         )
 
 
-def _check_known(owner: str, settings: Iterable[str]) -> None:
-    """Raise TypeError for unknown settings, with the known ones."""
-    fields = attrs.fields_dict(EngineArgs)
-    unknown = set(settings) - fields.keys()
-    for name in unknown & REMOVED.keys():
+def _own_settings(owner: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings, those of vLLM's as `read_settings` has them. Raises as it does,
+    and TypeError for settings that were removed.
+    """
+    known = attrs.fields_dict(EngineArgs).keys()
+    for name in settings.keys() & REMOVED.keys():
         raise TypeError(f"{owner}: {name} was removed: {REMOVED[name]}")
-    if unknown:
-        raise TypeError(
-            f"{owner} has no setting {min(unknown)!r}; it has {', '.join(sorted(fields))}"
-        )
+    return read_settings(owner, settings, known)

@@ -1,9 +1,10 @@
 """The settings of an engine, in Python or on the command line."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from attrs import evolve, field, fields, frozen
 
@@ -36,26 +37,20 @@ from minfer.effects.setup.option_values import (
 )
 from minfer.effects.setup.removed import refuse
 from minfer.effects.setup.speculation_settings import SpeculativeConfig
+from minfer.effects.setup.vllm_settings import VALUE_ALIASES, read_settings
 from minfer.records.policy import Policy
 from minfer.records.tiers import BY_COST, CHOICES
 from minfer.sampling.params import MAX_LOGPROBS
 
 _SHORT: Final = {"half": "float16", "float": "float32"}
 DTYPES: Final[Mapping[str, str]] = _SHORT | {name: name for name in DTYPE_BYTES}
+_Args = TypeVar("_Args")
 Speculative = Mapping[str, Any] | SpeculativeConfig | None
 # Removed settings, and why they were removed.
 REMOVED: Final = {
     "max_repeat": "a step computes one token of each row, which is as fast as several"
 }
 EXECUTORS: Final = ("torch", "dry", "oracle")
-# vLLM's names of kernels for a format, which minfer picks itself.
-_FORMAT_ALIASES: Final = {
-    "awq_marlin": "awq",
-    "gptq_marlin": "gptq",
-    "modelopt_fp4": "modelopt",
-    "fp8_per_tensor": "fp8",
-}
-_LOAD_ALIASES: Final = {"safetensors": "auto", "hf": "auto", "gguf": "auto"}
 
 
 @frozen
@@ -71,6 +66,22 @@ class ModelArg:
     )
 
 
+def _takes_vllm_settings(cls: type[_Args]) -> type[_Args]:
+    """Have a class of settings take those of vLLM's, too: see `read_settings`."""
+    own_init: Callable[..., None] = cls.__init__
+    known = {setting.name for setting in fields(cls) if setting.init}  # type: ignore[arg-type]  # attrs classes alone
+
+    @wraps(own_init)
+    def init(self: _Args, *values: Any, **settings: Any) -> None:
+        if not settings.keys() <= known:
+            settings = read_settings(cls.__name__, settings, known)
+        own_init(self, *values, **settings)
+
+    cls.__init__ = init  # type: ignore[assignment]  # its signature is the same
+    return cls
+
+
+@_takes_vllm_settings
 @frozen(kw_only=True)
 class EngineArgs(ModelArg):
     """Settings of an engine, which are also the parameters of `LLM` and `AsyncLLM`. Names
@@ -148,7 +159,7 @@ class EngineArgs(ModelArg):
             (*dict.fromkeys((*LEVELS, *READERS)),),
             "TYPE",
             optional=True,
-            aliases=_FORMAT_ALIASES,
+            aliases=VALUE_ALIASES["quantization"],
         ),
     )
     device: str = option(
@@ -159,7 +170,7 @@ class EngineArgs(ModelArg):
     load_format: str = option(
         "auto",
         "dummy: random weights, made from config.json alone, to try speed and memory",
-        one_of(("auto", "dummy"), aliases=_LOAD_ALIASES),
+        one_of(("auto", "dummy"), aliases=VALUE_ALIASES["load_format"]),
     )
     max_model_len: int | None = option(
         None,

@@ -99,7 +99,7 @@ SPELLINGS: Final[tuple[tuple[str, str], ...]] = (
     ("--stream-interval 1", "always"),
     # Conversations.
     ("--chat-template {{messages}}", "same"),
-    ("--chat-template-content-format auto", "hint"),
+    ("--chat-template-content-format auto", "always"),
     ("--enable-auto-tool-choice", "always"),
     ("--tool-call-parser hermes", "same"),
     ("--tool-call-parser qwen3_coder", "same"),
