@@ -5,8 +5,11 @@ of `LLM` and `AsyncLLM`.
 import contextlib
 import gc
 import inspect
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Self
 
@@ -114,6 +117,7 @@ class ServedModel(ChatRenderer):
     worker: EngineWorker
     client: EngineClient
     frontend: Frontend
+    _finalizer: "weakref.finalize[..., Any]"
 
     @_with_parameters_of(EngineArgs)
     def __init__(self, model: str | None = None, **settings: Any) -> None:
@@ -175,25 +179,19 @@ class ServedModel(ChatRenderer):
         disk = setup.args.kv_disk
         self.epochs = None if disk is None else FolderEpochs.open(Path(disk))
         self.set_parsers(parsers_of(setup.args))
-        self.grammars = Grammars(self._compiler)
-
-    def _compiler(self) -> Compiler:
-        """Returns the compiler of constraints for the model's vocabulary. Raises
-        GrammarError.
-        """
-        from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
-
-        if self.tokenizer is None:
-            raise GrammarError("needs a tokenizer; this model runs without one")
-        spec = self.setup.spec
-        text = self.tokenizer.as_json()
-        return LlguidanceCompiler(text, spec.vocab_size, self.setup.stop_ids)
+        # Not a method: a model that nobody refers to is closed at once.
+        self.grammars = Grammars(partial(_make_compiler, self.tokenizer, setup))
 
     def _attach(self, client: EngineClient, first: int) -> None:
         self.client = client
         self.frontend = Frontend(client)
         # Imported and loaded objects stay alive: exclude them from garbage collections.
         gc.freeze()
+        # Called when the program ends, too, or the model is collected. Without it, the
+        # program would end with all objects alive, of which Triton's library complains.
+        self._finalizer = weakref.finalize(
+            self, _close_in_process, os.getpid(), client, self.grammars
+        )
         self.numbers = threading.Lock()
         self.count = first  # requests made so far
 
@@ -255,10 +253,10 @@ class ServedModel(ChatRenderer):
         return list(read_metrics(self.client.snapshot()))
 
     def close(self) -> None:
-        """Cancel all requests and release the model. May be called again."""
-        self.client.close()
-        self.grammars.close()
-        gc.unfreeze()
+        """Cancel all requests and release the model. May be called again; it is called
+        when the program ends.
+        """
+        self._finalizer()
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Close it, as `close` does; requests that run may take `timeout` seconds to end
@@ -335,6 +333,27 @@ class ServedModel(ChatRenderer):
             special,
             session=urgency.session,
         )
+
+
+def _make_compiler(tokenizer: Tokenizer | None, setup: Setup) -> Compiler:
+    """Returns the compiler of constraints for a model's vocabulary. Raises
+    GrammarError.
+    """
+    from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
+
+    if tokenizer is None:
+        raise GrammarError("needs a tokenizer; this model runs without one")
+    return LlguidanceCompiler(tokenizer.as_json(), setup.spec.vocab_size, setup.stop_ids)
+
+
+def _close_in_process(pid: int, client: EngineClient, grammars: Grammars) -> None:
+    """Close a model's engine and grammars, but not in processes that were forked from
+    this one.
+    """
+    if os.getpid() == pid:
+        client.close()
+        grammars.close()
+        gc.unfreeze()
 
 
 def _own_settings(owner: str, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -287,7 +287,7 @@ class EngineArgs(ModelArg):
         False, "launch each GPU kernel by itself: no CUDA graphs (slower)"
     )
     disable_log_stats: bool = option(
-        False, "do not log a line about the load every 10 s while requests run"
+        False, "a server does not log a line about its load every 10 s while requests run"
     )
     journal: str | Path | None = option(  # noqa: RUF009 - a field
         None,

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,7 @@ from starlette.types import ASGIApp
 
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.input_processing.template_settings import with_template_read
+from minfer.effects.live.load_log import log_load
 from minfer.effects.live.logs import configure_logs
 from minfer.effects.net.addresses import port_text
 from minfer.effects.serving.access.hosts import CheckHost, Hosts, read_hosts
@@ -291,12 +293,16 @@ def serve_in_process(
         bounds=options.bounds,
     )
     print(describe_address(listener, options), flush=True)
+    ended = threading.Event()
+    if not args.disable_log_stats:
+        log_load(llm.client, ended)
     with (
         contextlib.closing(llm),
         with_middleware(app, options, "server", lambda: app) as outer,
     ):
         server = HttpServer(http_config(outer, options), options, lambda: app)
         server.run_until_signalled(listener)
+        ended.set()
     return 0
 
 

@@ -29,7 +29,7 @@ class RootPath:
 def read_root_path(path: str) -> str:
     """Returns a root path without a slash at its end. Raises ConfigError."""
     stripped = path.rstrip("/")
-    if path and not (stripped.startswith("/") and stripped.isascii()):
+    if stripped and not (stripped.startswith("/") and stripped.isascii()):
         raise ConfigError(
             f"--root-path must be a path that begins with a slash, such as /llm, not "
             f"{path!r}"
