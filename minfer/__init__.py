@@ -101,7 +101,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _ABSENT:
-        raise AttributeError(f"minfer has no {name}: {_ABSENT[name]}")
+        # Of an AttributeError, Python would replace the text where a name is imported.
+        raise ImportError(f"minfer has no {name}: {_ABSENT[name]}")
     if name not in _LAZY:
         raise AttributeError(f"module 'minfer' has no attribute {name!r}")
     module = import_module(f"minfer.effects.{_LAZY[name]}")
