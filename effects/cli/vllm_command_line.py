@@ -30,16 +30,12 @@ _NARGS: Final[dict[str, Any]] = {FLAG: 0, "value": None, "many": "+", "optional"
 _ENGINE_OPTION: Final = "--max-num-seqs"  # of all commands that have an engine
 
 
-def add_vllm_options(parser: argparse.ArgumentParser, words: Iterable[str]) -> None:
-    """Add the options of vLLM that are among `words` and that a command lacks, if it has
-    an engine.
+def add_vllm_options(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+    """Add the options of vLLM that are among `names`, which a command lacks, if it has an
+    engine.
     """
-    actions = parser._option_string_actions
-    if _ENGINE_OPTION not in actions:
-        return
-    for word in words:
-        name = word.partition("=")[0]
-        if word.startswith("-") and name not in actions:
+    if _ENGINE_OPTION in parser._option_string_actions:
+        for name in names:
             _add(parser, name)
 
 

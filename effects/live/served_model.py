@@ -52,7 +52,6 @@ from minfer.effects.live.input_processing.template_settings import (
 )
 from minfer.effects.setup.engine_args import REMOVED, EngineArgs
 from minfer.effects.setup.prepare import Setup, prepare
-from minfer.effects.setup.vllm_settings import read_settings
 from minfer.effects.text.grammars.grammar_library import Compiler, GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.effects.text.output_processor import OutputProcessor, Sink
@@ -363,4 +362,6 @@ def _own_settings(owner: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     known = attrs.fields_dict(EngineArgs).keys()
     for name in settings.keys() & REMOVED.keys():
         raise TypeError(f"{owner}: {name} was removed: {REMOVED[name]}")
+    from minfer.effects.setup.vllm_settings import read_settings  # it has a large table
+
     return read_settings(owner, settings, known)

@@ -30,6 +30,7 @@ from minfer.effects.setup.option_values import (
     SPECULATION,
     TEMPLATE,
     TEXT,
+    VALUE_ALIASES,
     WORD,
     one_of,
     option,
@@ -37,7 +38,6 @@ from minfer.effects.setup.option_values import (
 )
 from minfer.effects.setup.removed import refuse
 from minfer.effects.setup.speculation_settings import SpeculativeConfig
-from minfer.effects.setup.vllm_settings import VALUE_ALIASES, read_settings
 from minfer.records.policy import Policy
 from minfer.records.tiers import BY_COST, CHOICES
 from minfer.sampling.params import MAX_LOGPROBS
@@ -74,6 +74,8 @@ def _takes_vllm_settings(cls: type[_Args]) -> type[_Args]:
     @wraps(own_init)
     def init(self: _Args, *values: Any, **settings: Any) -> None:
         if not settings.keys() <= known:
+            from minfer.effects.setup.vllm_settings import read_settings  # a table
+
             settings = read_settings(cls.__name__, settings, known)
         own_init(self, *values, **settings)
 

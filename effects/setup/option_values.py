@@ -21,6 +21,16 @@ from minfer.values.checks import MAX_INT64, ConfigError, is_number
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?|[KMGT](?:iB?)?)")
 _UNITS: Final = " kmgt"  # each a factor of 1,000 or 1,024 more than the one before
+# Names of one value that vLLM has several of, by setting.
+VALUE_ALIASES: Final[Mapping[str, Mapping[str, str]]] = {
+    "quantization": {
+        "awq_marlin": "awq",
+        "gptq_marlin": "gptq",
+        "modelopt_fp4": "modelopt",
+        "fp8_per_tensor": "fp8",
+    },
+    "load_format": {"safetensors": "auto", "hf": "auto", "gguf": "auto"},
+}
 AUTO_LENGTH: Final = -1  # of `max_model_len`: as many tokens as fit into memory
 MIN_CONTEXT_TOKENS: Final = 2  # tokens of a context
 

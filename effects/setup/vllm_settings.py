@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from minfer.effects.setup.nearest import nearest
+from minfer.effects.setup.option_values import VALUE_ALIASES
 from minfer.effects.setup.vllm_options import (
     FORMER,
     OFF,
@@ -24,16 +25,6 @@ SPECULATIVE_KEYS: Final[Mapping[str, str]] = {
     "spec_method": "method",
     "spec_model": "model",
     "spec_tokens": "num_speculative_tokens",
-}
-# Names of one value that vLLM has several of.
-VALUE_ALIASES: Final[Mapping[str, Mapping[str, str]]] = {
-    "quantization": {
-        "awq_marlin": "awq",
-        "gptq_marlin": "gptq",
-        "modelopt_fp4": "modelopt",
-        "fp8_per_tensor": "fp8",
-    },
-    "load_format": {"safetensors": "auto", "hf": "auto", "gguf": "auto"},
 }
 _OF_THE_SERVER: Final = "it is an option of minfer serve; leave it out"
 

@@ -7,7 +7,6 @@ values with a reason and a remedy, and names the nearest parameter where a name 
 """
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from functools import wraps
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -150,6 +149,8 @@ def _without_absent(
     """Returns the arguments that are parameters."""
     for name in named.keys() - names:
         if name not in absent:
+            from difflib import get_close_matches  # its import takes a while
+
             near = get_close_matches(name, [*names, *absent], 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise TypeError(f"{owner} has no parameter {name!r}{hint}")
