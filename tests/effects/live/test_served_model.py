@@ -84,7 +84,8 @@ def test_a_conversations_options_are_named(method: Any) -> None:
 
 def test_an_unknown_setting_is_refused_by_the_class_that_was_called() -> None:
     with pytest.raises(
-        TypeError, match=r"AsyncLLM has no setting 'modle'; did you mean model.*max_num_seqs"
+        TypeError,
+        match=r"AsyncLLM has no setting 'modle'; did you mean model.*max_num_seqs",
     ):
         AsyncLLM(modle="x")  # type: ignore[call-arg]  # the point
 
