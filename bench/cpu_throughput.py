@@ -62,7 +62,9 @@ async def continuous(llm: AsyncLLM, work: list[Arrival]) -> list[list[int]]:
     async def output_tokens(arrival: Arrival) -> list[int]:
         await asyncio.sleep(arrival.at)
         params = SamplingParams(temperature=0, max_tokens=arrival.tokens, ignore_eos=True)
-        outputs = [o async for o in llm.generate(arrival.prompt, params, streaming=False)]
+        outputs = [
+            o async for o in llm.generate_deltas(arrival.prompt, params, streaming=False)
+        ]
         return list(outputs[0].outputs[0].token_ids)
 
     return await asyncio.gather(*map(output_tokens, work))

@@ -84,7 +84,7 @@ async def client(llm: Any, prompts: list[list[int]], firsts: list[float]) -> int
     tokens = 0
     for prompt in prompts:
         begin, first = time.perf_counter(), 0.0
-        async for output in llm.generate(prompt, params):
+        async for output in llm.generate_deltas(prompt, params):
             first = first or time.perf_counter() - begin
             tokens += len(output.outputs[0].token_ids)
         firsts.append(first)

@@ -62,7 +62,7 @@ async def replayed(llm: AsyncLLM, work: list[Asked], speed: float) -> list[float
         await asyncio.sleep(max(0.0, asked.at / speed - (time.perf_counter() - began)))
         begin, first_token = time.perf_counter(), 0.0
         prompt = {"prompt_token_ids": asked.tokens}
-        async for _ in llm.generate(prompt, greedy(asked.output)):
+        async for _ in llm.generate_deltas(prompt, greedy(asked.output)):
             first_token = first_token or time.perf_counter()
         return 1e3 * (first_token - begin)
 

@@ -110,7 +110,7 @@ def serve(
         while (left := begin + arrival - driver.clock()) > 0:
             await asyncio.sleep(left)
         report.note_arrival(request.id, driver.clock())
-        async for _ in llm.generate(
+        async for _ in llm.generate_deltas(
             prompt, params, streaming=False, request_id=request.id
         ):
             pass

@@ -114,7 +114,7 @@ async def _run(llm: AsyncLLM, work: Sequence[Work], *, recomputed: bool) -> Run:
 async def _streamed(llm: AsyncLLM, item: Work) -> list[float]:
     """When a request arrived, and when each of its tokens came."""
     times = [time.perf_counter()]
-    async for output in llm.generate(item.prompt, _greedy(item.output)):
+    async for output in llm.generate_deltas(item.prompt, _greedy(item.output)):
         fresh = len(output.outputs[0].token_ids)
         if output.outputs[0].error:
             raise RuntimeError(output.outputs[0].error)
@@ -127,7 +127,7 @@ async def _token_by_token(llm: AsyncLLM, item: Work) -> list[float]:
     """As above, of a chain of requests for one token each."""
     times, text = [time.perf_counter()], list(item.prompt)
     for _ in range(item.output):
-        async for output in llm.generate(text, _greedy(1), streaming=False):
+        async for output in llm.generate_deltas(text, _greedy(1), streaming=False):
             text += output.outputs[0].token_ids
         times.append(time.perf_counter())
     return times

@@ -12,8 +12,11 @@ from typing import Any, Final, NoReturn, Protocol, cast
 
 from attrs import frozen
 
+from minfer.effects.cli.config_file import OPTION as CONFIG_OPTION
+from minfer.effects.cli.config_file import with_config
 from minfer.effects.cli.exit_codes import BAD_INPUT
 from minfer.effects.cli.plugins import policies_option
+from minfer.effects.setup.flexible_parser import FlexibleArgumentParser, with_dashes
 from minfer.effects.setup.removed import refuse
 
 POLICY: Final = "--scheduling-policy"  # in all commands that have such an option
@@ -45,7 +48,7 @@ class Entry:
     module: str
 
 
-class CommandLineParser(argparse.ArgumentParser):
+class CommandLineParser(FlexibleArgumentParser):
     """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
@@ -75,12 +78,27 @@ class _CommandParser(CommandLineParser):
             refuse(self, RENAMED, verb="renamed")
         policies_option(self, default=argparse.SUPPRESS)
         self._show_only({"--help", *common})
-        parsed, unknown = super().parse_known_args(args, namespace)
+        words = with_dashes(sys.argv[1:] if args is None else args)
+        if CONFIG_OPTION in self._option_string_actions:
+            words = with_config(words)
+        self._add_vllm_options(words)
+        parsed, unknown = super().parse_known_args(words, namespace)
         if len(unknown) == 1 and not unknown[0].startswith("-"):
             unknown = self._take_late_word(parsed, unknown[0])
         if unknown and "--model" in self._option_string_actions:
             self._hint_at_model(unknown[0])
+        if unknown:
+            self.refuse_unknown(unknown)
         return parsed, unknown
+
+    def _add_vllm_options(self, words: Sequence[str]) -> None:
+        """Add options of vLLM's that are among the words and that the command lacks."""
+        names = {word.partition("=")[0] for word in words if word.startswith("-")}
+        if unknown := names - self._option_string_actions.keys():
+            # It has a large table.
+            from minfer.effects.cli.vllm_command_line import add_vllm_options
+
+            add_vllm_options(self, unknown)
 
     def _take_late_word(self, parsed: Any, word: str) -> list[str]:
         """Take a word as the argument that may be left out: before Python 3.13, argparse

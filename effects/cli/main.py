@@ -17,6 +17,7 @@ from minfer.effects.cli.commands import CommandLineParser, Entry, add_commands
 from minfer.effects.cli.exit_codes import guarded
 from minfer.effects.cli.plugins import policies_option
 from minfer.effects.execution.ranks.rank_folder import is_other_rank, is_rank
+from minfer.effects.setup.nearest import nearest
 from minfer.values.checks import ConfigError
 
 COMMANDS: Final = (
@@ -84,6 +85,15 @@ REMOVED: Final = {
     --dataset-name random --random-input-len 512 --random-output-len 128 --ignore-eos""",
 }
 
+# vLLM's commands that minfer has under another name, or not.
+OF_VLLM: Final = {
+    "complete": "use generate, which continues a text",
+    "collect-env": "minfer plan shows the device and its memory; use that",
+    "launch": "use serve",
+    "run-batch": "use LLM.generate in Python, or send the requests to minfer serve",
+}
+_MIN_SIMILARITY: Final = 0.6  # of words as short as commands
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
@@ -103,13 +113,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             from minfer.effects.live.engine.ranks import follow_rank_0
 
             os._exit(follow_rank_0())  # threads may wait for rank 0
-        if command in REMOVED:
-            raise ConfigError(f"{command} was removed: {REMOVED[command]}")
+        _check_command(command)
         options = parser().parse_args(arguments)
         code: int = options.run(options)
         return code
 
     return guarded(run)
+
+
+def _check_command(command: str) -> None:
+    """Raise ConfigError for a command that there is not, with what would do."""
+    if command in REMOVED:
+        raise ConfigError(f"{command} was removed: {REMOVED[command]}")
+    if command in OF_VLLM:
+        raise ConfigError(f"there is no command {command}: {OF_VLLM[command]}")
+    names = [entry.name for entry in COMMANDS]
+    if command and command not in names:
+        near = nearest(command, names, _MIN_SIMILARITY)
+        hint = f"did you mean {near}?" if near else f"there are {', '.join(names)}"
+        raise ConfigError(f"there is no command {command!r:.80}; {hint}")
 
 
 def _command(arguments: Sequence[str]) -> str:

@@ -7,9 +7,8 @@ from typing import Any, Final
 
 import attrs
 
-from minfer.effects.setup.engine_args import REMOVED, EngineArgs, engine_args
+from minfer.effects.setup.engine_args import add_engine_options, engine_args
 from minfer.effects.setup.option_values import read_json_object
-from minfer.effects.setup.removed import refuse
 from minfer.records.request import ParameterError, SamplingParams
 from minfer.sampling.params import ADVISED, ROW_FIELDS
 from minfer.sampling.structured import StructuredOutputs
@@ -43,13 +42,7 @@ _GIVEN: Final = (
 
 def engine_options(parser: argparse.ArgumentParser) -> None:
     """Add an option for each setting of an engine that has one."""
-    group = parser.add_argument_group("model and engine")
-    for setting in attrs.fields(EngineArgs):
-        if setting.metadata:
-            group.add_argument(f"--{setting.name.replace('_', '-')}", **setting.metadata)
-    refuse(
-        group, {f"--{name.replace('_', '-')}": reason for name, reason in REMOVED.items()}
-    )
+    add_engine_options(parser.add_argument_group("model and engine"))
 
 
 def template_options(add: Callable[..., Any]) -> None:

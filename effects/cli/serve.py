@@ -1,11 +1,14 @@
 """`minfer serve`: a model over HTTP."""
 
 import argparse
+import atexit
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
+from minfer.effects.cli.config_file import add_config_option
 from minfer.effects.cli.exit_codes import guarded
 from minfer.effects.cli.options import (
     TOY,
@@ -57,6 +60,7 @@ COMMON: Final = (
 )
 WAITING_PER_SEQ: Final = 16  # waiting samples for each of --max-num-seqs
 POLICY: Final = "fair"  # between keys or addresses; a library's default is another
+LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 MAX_PREPARERS: Final = 4  # at most, by default
 
 
@@ -78,6 +82,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     ):
         group(add)
     engine_options(parser)
+    add_config_option(parser)
     dry_run_option(parser)
 
 
@@ -94,6 +99,18 @@ def listen_options(add: Callable[..., Any], port: int) -> None:
 
 def _address_options(add: Callable[..., Any]) -> None:
     listen_options(add, 8000)
+    add(
+        "--uds",
+        metavar="PATH",
+        help="listen at a Unix socket, in place of --host and --port",
+    )
+    add(
+        "--root-path",
+        default="",
+        metavar="PATH",
+        help="path that a proxy puts before all addresses, such as /llm; they are served "
+        "with it and without it",
+    )
     add(
         "--served-model-name",
         nargs="+",
@@ -240,12 +257,20 @@ def _web_options(add: Callable[..., Any]) -> None:
         "left out (default: %(default)s; text, if the option stands alone)",
     )
     add(
+        "--log-level",
+        type=str.lower,
+        default="warning",
+        choices=LOG_LEVELS,
+        help="least severe lines of the log (default: %(default)s)",
+    )
+    add(
         "--allowed-origins",
         nargs="+",
         default=[],
         metavar="ORIGIN",
         help="web pages of these origins may use the server too, such as "
-        "https://example.com; *: all pages (default: its own page alone)",
+        "https://example.com, or a list of them in JSON; *: all pages (default: its own "
+        "page alone)",
     )
     add(
         "--allowed-host",
@@ -391,6 +416,11 @@ def complete(options: argparse.Namespace) -> None:
         options.scheduling_policy = POLICY
 
 
+def _in_process(pid: int, call: Callable[[], None]) -> Callable[[], None]:
+    """Returns a function that calls another one in this process alone."""
+    return lambda: call() if os.getpid() == pid else None
+
+
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal comes; returns the exit code."""
     # At once: what follows takes seconds, and tens of seconds for a large model.
@@ -398,15 +428,22 @@ def run(options: argparse.Namespace) -> int:
     print(note, file=sys.stderr, flush=True)
     # They import the HTTP server.
     from minfer.effects.cluster.processes.deployment import read_deployment
+    from minfer.effects.live.logs import set_level
     from minfer.effects.serving.processes import server
     from minfer.effects.serving.processes.serve_processes import serve_in_processes
     from minfer.effects.serving.wire.descriptors import raise_limit
+    from minfer.effects.serving.wire.unix_sockets import PREFIX, remove
 
     complete(options)
+    set_level(options.log_level)
     remove_secrets()
     args, http = server.read_options(options)
     raise_limit()
     host, port, api_servers = options.host, options.port, options.api_processes
+    if options.uds is not None:
+        host = f"{PREFIX}{options.uds}"
+        # This process ends last; those it forks end without it.
+        atexit.register(_in_process(os.getpid(), partial(remove, options.uds)))
     if api_servers is None:
         api_servers = server.api_servers_by_cores()
     deployment = read_deployment(options)

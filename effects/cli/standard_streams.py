@@ -44,7 +44,7 @@ def accept_any_text() -> None:
 def show_stats(output: RequestOutput, loading: float | None = None) -> None:
     """Write timings of a finished request, for people; `loading` in seconds."""
     metrics = output.metrics
-    prompt = len(output.prompt_token_ids)
+    prompt = len(output.prompt_ids)
     stats = {
         "loading": None if loading is None else f"{loading:.2f} s",
         "prompt": f"{prompt} tokens, {output.num_cached_tokens} of them cached",

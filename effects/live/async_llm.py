@@ -13,8 +13,12 @@ import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from attrs import evolve
+
+from minfer.effects.live.absent_features import refuse_given
 from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.client import EngineClient
 from minfer.effects.live.input_processing.input_processor import (
@@ -25,10 +29,13 @@ from minfer.effects.live.input_processing.input_processor import (
     params_for,
 )
 from minfer.effects.live.input_processing.prompts import Prompt
+from minfer.effects.live.input_processing.template_settings import read_call_template
 from minfer.effects.live.served_model import ServedModel
+from minfer.effects.text.cumulative_outputs import CumulativeRequest
 from minfer.effects.text.output_processor import OutputProcessor
-from minfer.effects.text.outputs import EmbeddingOutput, RequestOutput
+from minfer.effects.text.outputs import EmbeddingRequestOutput, RequestOutput
 from minfer.records.request import LAST, SamplingParams
+from minfer.sampling.params import RequestOutputKind
 
 if TYPE_CHECKING:
     from minfer.effects.text.chat_templates import ChatOptions, Conversation, Tools
@@ -59,26 +66,60 @@ class AsyncLLM(ServedModel):
         self,
         prompt: Prompt | TokenizedPrompt,
         sampling_params: SamplingParams | BeamSearchParams | None = None,
+        request_id: str | None = None,
+        *,
+        urgency: SchedulingHints = SchedulingHints(),
+        priority: int | None = None,
+        lora_request: object = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        data_parallel_rank: int | None = None,
+    ) -> AsyncGenerator[RequestOutput]:
+        """Complete a prompt, and yield its output as it grows; the last is `finished`.
+
+        An output holds all text and tokens so far, of all samples that have any. With
+        `output_kind` of the parameters "delta" it holds what is new, and with
+        "final_only" there is one, at the end; so it always is for a beam search, with the
+        best sequences in their order. `priority` is that of `urgency`; the last four
+        arguments are vLLM's, and must be None. Other arguments are as for `LLM.generate`;
+        ids of live requests must differ. Raises RequestError, OverloadedError if too many
+        wait, and EngineDeadError, at once or, if things changed since, at the first
+        output: only then the request enters the engine. Closing the iterator, or
+        cancelling its task, cancels it.
+        """
+        refuse_given(
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            trace_headers=trace_headers,
+            data_parallel_rank=data_parallel_rank,
+        )
+        if priority is not None:
+            urgency = evolve(urgency, priority=priority)
+        kind = _output_kind(sampling_params)
+        deltas = self.generate_deltas(
+            prompt,
+            sampling_params,
+            request_id=request_id,
+            urgency=urgency,
+            streaming=kind is not RequestOutputKind.FINAL_ONLY,
+        )
+        return deltas if kind is not RequestOutputKind.CUMULATIVE else _grow(deltas)
+
+    def generate_deltas(
+        self,
+        prompt: Prompt | TokenizedPrompt,
+        sampling_params: SamplingParams | BeamSearchParams | None = None,
         *,
         request_id: str | None = None,
         urgency: SchedulingHints = SchedulingHints(),
         streaming: bool = True,
         shown: Iterable[str] = (),
     ) -> AsyncGenerator[RequestOutput]:
-        """Complete a prompt, and yield new output as it comes (vLLM's DELTA); the last is
-        `finished`.
-
-        Without `streaming` there is one output, at the end; so it always is for a beam
-        search, with the best sequences in their order. Special tokens are left out of the
-        text, but for those that are `shown`. Other arguments are as for `LLM.generate`;
-        ids of live requests must differ. Raises RequestError, OverloadedError if too many
-        wait, and EngineDeadError, at once or, if things changed since, at the first
-        output: only then the request enters the engine. Closing the iterator, or
-        cancelling its task, cancels it.
+        """Complete a prompt, and yield what is new whatever the parameters' output kind;
+        without `streaming` one output, at the end. Special tokens are left out of the
+        text, but for those that are `shown`. Otherwise as `generate`.
         """
-        if sampling_params is None:
-            sampling_params = self.get_default_sampling_params()
-        params = sampling_params
+        params = sampling_params or self.get_default_sampling_params()
         if not isinstance(params, BeamSearchParams):
             params = params_for(params, 1)[0]
         _check_id(request_id)
@@ -104,9 +145,10 @@ class AsyncLLM(ServedModel):
         self,
         messages: "Conversation",
         sampling_params: SamplingParams | None = None,
-        *,
         request_id: str | None = None,
+        *,
         urgency: SchedulingHints = SchedulingHints(),
+        chat_template: str | Path | None = None,
         tools: "Tools | None" = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -124,7 +166,8 @@ class AsyncLLM(ServedModel):
             "chat_template_kwargs": chat_template_kwargs,
         }
         self._check_tools(tools)
-        prompt_ids = self._render_prompt(messages, options)
+        template = read_call_template(chat_template)
+        prompt_ids = self._render_prompt(messages, options, template)
         return self.generate(
             prompt_ids, sampling_params, request_id=request_id, urgency=urgency
         )
@@ -137,7 +180,7 @@ class AsyncLLM(ServedModel):
         normalize: bool = True,
         request_id: str | None = None,
         urgency: SchedulingHints = SchedulingHints(),
-    ) -> EmbeddingOutput:
+    ) -> EmbeddingRequestOutput:
         """Make a vector of a prompt, as `LLM.embed` does. Raises as `generate` does;
         cancelling it cancels the request.
         """
@@ -245,6 +288,31 @@ class AsyncLLM(ServedModel):
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.close)  # close waits for the step that runs
+
+
+def _output_kind(
+    params: SamplingParams | BeamSearchParams | None,
+) -> RequestOutputKind:
+    """Returns what a request's outputs hold. The best samples, and the sequences of a
+    search, are known at the end.
+    """
+    if params is None:
+        return RequestOutputKind.CUMULATIVE
+    if isinstance(params, BeamSearchParams):
+        return RequestOutputKind.FINAL_ONLY
+    if params.chooses and params.output_kind is RequestOutputKind.CUMULATIVE:
+        return RequestOutputKind.FINAL_ONLY
+    return params.output_kind
+
+
+async def _grow(
+    deltas: AsyncGenerator[RequestOutput],
+) -> AsyncGenerator[RequestOutput]:
+    """Yield all output so far, for each that holds what is new."""
+    request = CumulativeRequest()
+    async with contextlib.aclosing(deltas):
+        async for delta in deltas:
+            yield request.add(delta)
 
 
 def _check_id(name: object) -> None:

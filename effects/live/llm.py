@@ -10,14 +10,17 @@ Requests from several threads share it and are batched together.
 """
 
 import contextlib
+import logging
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from attrs import frozen
+from attrs import evolve, frozen
 
+from minfer.effects.live.absent_features import refuse_given
 from minfer.effects.live.beams.beam_search import (
     BeamSearchOutput,
     BeamSearchParams,
@@ -26,19 +29,23 @@ from minfer.effects.live.beams.beam_search import (
 from minfer.effects.live.input_processing import input_processor
 from minfer.effects.live.input_processing.input_processor import Params, TokenizedPrompt
 from minfer.effects.live.input_processing.prompts import Prompt, as_list
+from minfer.effects.live.input_processing.template_settings import read_call_template
+from minfer.effects.live.pooling_params import PoolingParams
 from minfer.effects.live.served_model import ServedModel as ServedModel
 from minfer.effects.text.output_processor import OutputProcessor
-from minfer.effects.text.outputs import EmbeddingOutput, RequestOutput
-from minfer.records.request import LAST, SamplingParams
+from minfer.effects.text.outputs import EmbeddingRequestOutput, RequestOutput
+from minfer.records.request import SamplingParams
 
 if TYPE_CHECKING:
     from minfer.effects.text.chat_templates import ChatOptions, Conversations, Tools
 
 Prompts = Prompt | Sequence[Prompt]
-Priorities = Sequence[int] | None
+Priorities = int | Sequence[int] | None
 # Whether to show a progress bar, or a function that makes one, like tqdm.
 Progress = bool | Callable[..., Any]
 Inbox = SimpleQueue[OutputProcessor]
+_CONTENT_FORMATS: Final = ("auto", "string", "openai")
+_log = logging.getLogger("minfer.llm")
 
 
 @frozen
@@ -62,19 +69,23 @@ class LLM(ServedModel):
         *,
         use_tqdm: Progress = True,
         priority: Priorities = None,
+        lora_request: object = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts; the outputs come in the order of the prompts.
 
         A prompt is a string, a list of token ids, or {"prompt": ...} or
         {"prompt_token_ids": ...}, where "cache_salt" keeps its cached prefix apart from
         others'. `sampling_params` are one for all or one for each; None is the model's
-        generation_config.json, and 16 tokens.
+        generation_config.json, and 16 tokens. `priority` is one for all or one for each;
+        `lora_request` and `tokenization_kwargs` are vLLM's, and must be None.
 
         Raises RequestError, before anything runs, if a request could never be served; its
         `index` is the request's. A request whose steps fail ends with the finish reason
         "error", and the others continue. An interrupt cancels the requests of this call,
         and the LLM stays usable.
         """
+        refuse_given(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
         return self._complete(
             self._make_checked_batch(as_list(prompts), sampling_params, priority),
             use_tqdm,
@@ -102,21 +113,30 @@ class LLM(ServedModel):
         self,
         messages: "Conversations",
         sampling_params: Params | None = None,
-        *,
         use_tqdm: Progress = True,
+        lora_request: object = None,
+        *,
+        priority: Priorities = None,
+        chat_template: str | Path | None = None,
+        chat_template_content_format: str = "auto",
         tools: "Tools | None" = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer conversations; the outputs come in the order of the conversations.
 
         A conversation is a list of {"role": ..., "content": ...}; the model's chat
         template makes its prompt. `tools` are JSON descriptions of functions for it;
         `continue_final_message` leaves the last message open instead of beginning a new
-        one, and needs `add_generation_prompt` to be false; `chat_template_kwargs` are
-        further variables of this template. `sampling_params` are as for `generate`, but
-        None lets an answer take all room in the context.
+        one, and needs `add_generation_prompt` to be false; `chat_template` is another
+        template, as its text or a file's path, and `chat_template_kwargs` are further
+        variables of the template. `sampling_params` are as for `generate`, but None lets
+        an answer take all room in the context. The template decides whether contents are
+        texts or lists, whatever `chat_template_content_format` says; the other arguments
+        are vLLM's, and must be None.
 
         Raises ChatTemplateError, and as `generate` does; and RequestError for tools if it
         is unknown how the model calls them: see `tool_call_parser` of `EngineArgs`.
@@ -127,9 +147,20 @@ class LLM(ServedModel):
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
         }
-        return self._complete(
-            self._make_chat_batch(messages, sampling_params, options), use_tqdm
+        refuse_given(
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs,
         )
+        _note_content_format(chat_template_content_format)
+        batch = self._make_chat_batch(
+            messages,
+            sampling_params,
+            options,
+            priority=priority,
+            template=read_call_template(chat_template),
+        )
+        return self._complete(batch, use_tqdm)
 
     def stream(
         self,
@@ -175,17 +206,27 @@ class LLM(ServedModel):
         self,
         prompts: Prompts,
         *,
-        pooling: str = LAST,
-        normalize: bool = True,
         use_tqdm: Progress = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: object = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        pooling: str | None = None,
+        normalize: bool | None = None,
         priority: Priorities = None,
-    ) -> list[EmbeddingOutput]:
-        """Make a vector of each prompt, in their order: of length 1, with `normalize`.
+    ) -> list[EmbeddingRequestOutput]:
+        """Make a vector of each prompt, in their order: `output.outputs.embedding`.
 
         It is of hidden states after the model's final norm: the last token's, or with
-        `pooling` "mean" the mean of all tokens'. Prompts and errors are as for
-        `generate`; a prompt that fails has no vector but an error.
+        `pooling` "mean" the mean of all tokens'; of length 1, unless `normalize` is
+        false. `pooling_params` say the same in vLLM's names. Prompts and errors are as
+        for `generate`; a prompt that fails has no vector but an error.
         """
+        refuse_given(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
+        params = pooling_params or PoolingParams()
+        if pooling is not None:
+            params = evolve(params, pooling=pooling)
+        if normalize is not None:
+            params = evolve(params, use_activation=normalize)
         inputs = as_list(prompts)
         hints = input_processor.scheduling_hints_for(priority, len(inputs))
         inbox: Inbox = SimpleQueue()
@@ -194,7 +235,11 @@ class LLM(ServedModel):
 
             def make_processor(i: int) -> OutputProcessor:
                 return self._make_processor(
-                    inputs[i], inbox.put, pooling, count=first + i, urgency=hints[i]
+                    inputs[i],
+                    inbox.put,
+                    params.pooling,
+                    count=first + i,
+                    urgency=hints[i],
                 )
 
             processors = [
@@ -203,18 +248,47 @@ class LLM(ServedModel):
             self.count += len(processors)
         with _progress(len(processors), use_tqdm) as advance:
             return self._complete_embeddings(
-                RequestBatch(processors, inbox), advance, normalize=normalize
+                RequestBatch(processors, inbox), advance, params
             )
 
+    def encode(
+        self,
+        prompts: Prompts,
+        pooling_params: PoolingParams | None = None,
+        *,
+        use_tqdm: Progress = True,
+        lora_request: object = None,
+        pooling_task: str | None = "embed",
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Make a vector of each prompt, like `embed`: `output.outputs.data` is a tensor.
+        vLLM's name. Raises RequestError for another `pooling_task` than "embed".
+        """
+        if pooling_task not in ("embed", None):
+            raise input_processor.RequestError(
+                f"pooling_task: {pooling_task!r} is not supported; a prompt becomes one "
+                "vector, with 'embed'",
+                param="pooling_task",
+            )
+        return self.embed(
+            prompts,
+            use_tqdm=use_tqdm,
+            pooling_params=pooling_params,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+        )
+
     def _complete_embeddings(
-        self, batch: RequestBatch, advance: Callable[[], object], *, normalize: bool
-    ) -> list[EmbeddingOutput]:
+        self, batch: RequestBatch, advance: Callable[[], object], params: PoolingParams
+    ) -> list[EmbeddingRequestOutput]:
         """Submit jobs, and wait for all; any exception cancels them."""
-        outputs: dict[str, EmbeddingOutput] = {}
+        outputs: dict[str, EmbeddingRequestOutput] = {}
         try:
             self.frontend.submit(batch.processors)
             for _ in batch.processors:
-                output = batch.inbox.get().embedding(normalize=normalize)
+                output = batch.inbox.get().embedding(
+                    normalize=params.normalize, dimensions=params.dimensions
+                )
                 outputs[output.request_id] = output
                 advance()
         except BaseException:
@@ -253,18 +327,22 @@ class LLM(ServedModel):
         params: Params | None,
         options: "ChatOptions",
         *,
+        priority: Priorities = None,
+        template: str | None = None,
         streaming: bool = False,
     ) -> RequestBatch:
         from minfer.effects.text.chat_templates import conversations
 
         self._check_tools(options.get("tools"))
         chat_prompts = [
-            self._render_prompt(conversation, options)
+            self._render_prompt(conversation, options, template)
             for conversation in conversations(messages)
         ]
         if params is None:
             params = self.setup.default_sampling_params(max_tokens=None)
-        return self._make_checked_batch(chat_prompts, params, None, streaming=streaming)
+        return self._make_checked_batch(
+            chat_prompts, params, priority, streaming=streaming
+        )
 
     def _make_checked_batch(
         self,
@@ -326,6 +404,24 @@ def _make_numbered(
     except input_processor.RequestError as error:
         prefix = f"prompts[{i}]: " if count > 1 else ""
         raise type(error)(f"{prefix}{error}", i, error.param) from None
+
+
+def _note_content_format(name: str) -> None:
+    """Log that a format of contents has no effect. Raises RequestError for an unknown
+    one.
+    """
+    if name not in _CONTENT_FORMATS:
+        raise input_processor.RequestError(
+            f"chat_template_content_format must be one of {', '.join(_CONTENT_FORMATS)}, "
+            f"not {name!r}",
+            param="chat_template_content_format",
+        )
+    if name != _CONTENT_FORMATS[0]:
+        _log.warning(
+            "chat_template_content_format=%r has no effect: the chat template decides "
+            "whether contents are texts or lists",
+            name,
+        )
 
 
 def _take_output(inbox: Inbox) -> RequestOutput:

@@ -13,6 +13,7 @@ from typing import Final
 from attrs import define, field
 
 from minfer.effects.execution.warming.start_progress import START
+from minfer.effects.live.load_log import LOAD
 
 _LINE_FORMAT: Final = "%(asctime)s minfer {process} %(levelname)s %(name)s: %(message)s"
 MAX_BURST_LINES: Final = 5  # equal lines in BURST_SECONDS
@@ -57,11 +58,23 @@ class LogRateLimit(logging.Filter):
         return True
 
 
+_level = logging.WARNING  # of the server's processes
+
+
+def set_level(name: str) -> None:
+    """Have processes that are forked from here on log lines of this level and worse."""
+    global _level
+    _level = logging.getLevelNamesMapping()[name.upper()]
+
+
 def configure_logs(process: str) -> None:
-    """Log warnings and worse as this process, and how far the start is, from here on."""
+    """Log lines of the level that was set, by default warnings, and worse as this
+    process; and how far the start is, and the load, from here on.
+    """
     logging.basicConfig(
-        level=logging.WARNING, format=_LINE_FORMAT.format(process=process), force=True
+        level=_level, format=_LINE_FORMAT.format(process=process), force=True
     )
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogRateLimit())
-    logging.getLogger(START).setLevel(logging.INFO)
+    for name in (START, LOAD):
+        logging.getLogger(name).setLevel(min(_level, logging.INFO))

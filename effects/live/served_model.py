@@ -6,10 +6,13 @@ import contextlib
 import functools
 import gc
 import inspect
+import os
 import threading
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self
+from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Self
 
 import attrs
 
@@ -19,6 +22,7 @@ from minfer.effects.execution.warming.start_progress import (
     ignore_progress,
     logged,
 )
+from minfer.effects.live.absent_features import absent_method
 from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.client import EngineClient
 from minfer.effects.live.constraints.grammar_masks import GrammarMasks
@@ -26,6 +30,7 @@ from minfer.effects.live.engine import open_engine as opening
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.engine_worker import EngineWorker
 from minfer.effects.live.engine.open_rank import open_store
+from minfer.effects.live.engine_metrics import Metric, read_metrics
 from minfer.effects.live.errors import RequestError
 from minfer.effects.live.frontend import Frontend
 from minfer.effects.live.input_processing import input_processor
@@ -123,19 +128,22 @@ class ServedModel(ChatRenderer):
     kv_events: EngineEvents | None = None  # what that publishes
     client: EngineClient
     frontend: Frontend
+    _finalizer: "weakref.finalize[..., Any] | None" = None
 
     @_with_parameters_of(EngineArgs)
     def __init__(self, model: str | None = None, **settings: Any) -> None:
-        _check_known(type(self).__name__, settings)
+        settings = _own_settings(type(self).__name__, settings)
         self._open(EngineArgs(model=model, **settings))
 
     @classmethod
-    def from_engine_args(cls, args: EngineArgs, report: Report) -> Self:
-        """Returns the model of `args`, as the constructor makes it; progress goes to
-        `report`.
+    def from_engine_args(
+        cls, engine_args: EngineArgs, report: Report = ignore_progress
+    ) -> Self:
+        """Returns the model of these settings, as the constructor makes it; progress goes
+        to `report`.
         """
         model = cls.__new__(cls)
-        model._open(args, report)
+        model._open(engine_args, report)
         return model
 
     def _open(self, args: EngineArgs, report: Report = ignore_progress) -> None:
@@ -175,12 +183,13 @@ class ServedModel(ChatRenderer):
         """Publish the engine's KV events."""
         config, fingerprint = self.setup.config, self.setup.fingerprint
         cached_root = functools.lru_cache(1)(input_processor.cache_root)
-        self.kv_events = EngineEvents(
-            config,
-            publisher,
-            lambda: cached_root(fingerprint, self.count_resets()),
+        count_resets = self.count_resets
+        events = EngineEvents(
+            config, publisher, lambda: cached_root(fingerprint, count_resets())
         )
-        self.worker.turn_listeners.append(self.kv_events.observe)
+        self.kv_events = events
+        self.worker.turn_listeners.append(events.observe)
+        self._close_when_unused(events)
 
     @classmethod
     def from_client(cls, client: EngineClient, setup: Setup, first: int = 0) -> Self:
@@ -197,7 +206,7 @@ class ServedModel(ChatRenderer):
         self.template_settings = template_settings(setup.args)
         self.tokenizer = None
         if not setup.args.skip_tokenizer_init:
-            tokenizer = Tokenizer(setup.folder, setup.config.max_model_len)
+            tokenizer = Tokenizer(setup.tokenizer_folder, setup.config.max_model_len)
             if (template := self.template_settings.template) is not None:
                 tokenizer = tokenizer.with_template(template)
             self.tokenizer = tokenizer
@@ -207,19 +216,8 @@ class ServedModel(ChatRenderer):
         disk = setup.args.kv_disk
         self.epochs = None if disk is None else FolderEpochs.open(Path(disk))
         self.set_parsers(parsers_of(setup.args))
-        self.grammars = Grammars(self._compiler)
-
-    def _compiler(self) -> Compiler:
-        """Returns the compiler of constraints for the model's vocabulary. Raises
-        GrammarError.
-        """
-        from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
-
-        if self.tokenizer is None:
-            raise GrammarError("needs a tokenizer; this model runs without one")
-        spec = self.setup.spec
-        text = self.tokenizer.as_json()
-        return LlguidanceCompiler(text, spec.vocab_size, self.setup.stop_ids)
+        # Not a method: a model that nobody refers to is closed at once.
+        self.grammars = Grammars(partial(_make_compiler, self.tokenizer, setup))
 
     def _attach(self, client: EngineClient, first: int) -> None:
         self.client = client
@@ -228,8 +226,19 @@ class ServedModel(ChatRenderer):
         self.count_resets = lambda: client.resets if epochs is None else epochs.of_all
         # Imported and loaded objects stay alive: exclude them from garbage collections.
         gc.freeze()
+        self._close_when_unused()
         self.numbers = threading.Lock()
         self.count = first  # requests made so far
+
+    def _close_when_unused(self, kv_events: EngineEvents | None = None) -> None:
+        """Let the model be closed when it is collected, or the program ends. (A program
+        that ends with all objects alive makes Triton's library complain of them.)
+        """
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self._finalizer = weakref.finalize(
+            self, _close_in_process, os.getpid(), self.client, self.grammars, kv_events
+        )
 
     def set_parsers(self, parsers: Parsers) -> None:
         """Parse tool calls and reasoning with `parsers`, from now on."""
@@ -282,13 +291,32 @@ class ServedModel(ChatRenderer):
         if self.epochs is not None:
             self.epochs.raise_all()
 
+    def get_metrics(self) -> list[Metric]:
+        """Returns the engine's metrics at the moment, in vLLM's kinds and names: see
+        `minfer.effects.live.engine_metrics`.
+        """
+        return list(read_metrics(self.client.snapshot()))
+
     def close(self) -> None:
-        """Cancel all requests and release the model. May be called again."""
-        self.client.close()
-        if self.kv_events is not None:
-            self.kv_events.close()
-        self.grammars.close()
-        gc.unfreeze()
+        """Cancel all requests and release the model. May be called again; it is called
+        when the program ends.
+        """
+        if self._finalizer is not None:
+            self._finalizer()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Close it, as `close` does; requests that run may take `timeout` seconds to end
+        before that. vLLM's name.
+        """
+        if timeout:
+            self.client.drain(timeout)
+        self.close()
+
+    if not TYPE_CHECKING:  # type checkers know what there is
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what to use instead of a method of vLLM's."""
+            raise absent_method(type(self).__name__, name)
 
     def _check_tools(self, tools: "Tools | None") -> None:
         """Raise RequestError if there are tools, and it is unknown how the model calls
@@ -353,13 +381,38 @@ class ServedModel(ChatRenderer):
         )
 
 
-def _check_known(owner: str, settings: Iterable[str]) -> None:
-    """Raise TypeError for unknown settings, with the known ones."""
-    fields = attrs.fields_dict(EngineArgs)
-    unknown = set(settings) - fields.keys()
-    for name in unknown & REMOVED.keys():
+def _make_compiler(tokenizer: Tokenizer | None, setup: Setup) -> Compiler:
+    """Returns the compiler of constraints for a model's vocabulary. Raises
+    GrammarError.
+    """
+    from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
+
+    if tokenizer is None:
+        raise GrammarError("needs a tokenizer; this model runs without one")
+    return LlguidanceCompiler(tokenizer.as_json(), setup.spec.vocab_size, setup.stop_ids)
+
+
+def _close_in_process(
+    pid: int, client: EngineClient, grammars: Grammars, kv_events: EngineEvents | None
+) -> None:
+    """Close a model's engine, events and grammars, but not in processes that were forked
+    from this one.
+    """
+    if os.getpid() == pid:
+        client.close()
+        if kv_events is not None:
+            kv_events.close()
+        grammars.close()
+        gc.unfreeze()
+
+
+def _own_settings(owner: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings, those of vLLM's as `read_settings` has them. Raises as it does,
+    and TypeError for settings that were removed.
+    """
+    known = attrs.fields_dict(EngineArgs).keys()
+    for name in settings.keys() & REMOVED.keys():
         raise TypeError(f"{owner}: {name} was removed: {REMOVED[name]}")
-    if unknown:
-        raise TypeError(
-            f"{owner} has no setting {min(unknown)!r}; it has {', '.join(sorted(fields))}"
-        )
+    from minfer.effects.setup.vllm_settings import read_settings  # it has a large table
+
+    return read_settings(owner, settings, known)

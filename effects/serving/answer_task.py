@@ -118,7 +118,7 @@ class AnswerTask:
                 request_id=self._request_id(prompt),
                 urgency=request.urgency,
             )
-        return self.state.llm.generate(
+        return self.state.llm.generate_deltas(
             request.prompts[prompt],
             request.beams or request.params,
             request_id=self._request_id(prompt),

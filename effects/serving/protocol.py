@@ -119,7 +119,7 @@ class PromptUsage:
     @classmethod
     def of(cls, last: RequestOutput) -> "PromptUsage":
         """The `PromptUsage` of a prompt's last output."""
-        return cls(len(last.prompt_token_ids), last.num_cached_tokens, last.metrics)
+        return cls(len(last.prompt_ids), last.num_cached_tokens, last.metrics)
 
 
 class SpecInfo(Protocol):

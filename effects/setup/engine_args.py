@@ -1,9 +1,10 @@
 """The settings of an engine, in Python or on the command line."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from attrs import evolve, field, fields, frozen
 
@@ -16,6 +17,7 @@ from minfer.effects.models.formats import READERS
 from minfer.effects.models.ranks import Parallel
 from minfer.effects.setup.custom_template import CustomTemplate
 from minfer.effects.setup.device import DEVICES
+from minfer.effects.setup.flexible_parser import FlexibleArgumentParser
 from minfer.effects.setup.kv_events_settings import KvEventsConfig, kv_events_config
 from minfer.effects.setup.option_values import (
     BYTES,
@@ -29,17 +31,22 @@ from minfer.effects.setup.option_values import (
     SHARE,
     SPECULATION,
     TEMPLATE,
+    TEXT,
+    VALUE_ALIASES,
     WORD,
     one_of,
     option,
     whole_number,
 )
+from minfer.effects.setup.removed import refuse
 from minfer.effects.setup.speculation_settings import SpeculativeConfig
 from minfer.records.policy import Policy
 from minfer.records.tiers import BY_COST, CHOICES
+from minfer.sampling.params import MAX_LOGPROBS
 
 _SHORT: Final = {"half": "float16", "float": "float32"}
 DTYPES: Final[Mapping[str, str]] = _SHORT | {name: name for name in DTYPE_BYTES}
+_Args = TypeVar("_Args")
 Speculative = Mapping[str, Any] | SpeculativeConfig | None
 KvEvents = Mapping[str, Any] | KvEventsConfig | None
 # Removed settings, and why they were removed.
@@ -62,6 +69,24 @@ class ModelArg:
     )
 
 
+def _takes_vllm_settings(cls: type[_Args]) -> type[_Args]:
+    """Have a class of settings take those of vLLM's, too: see `read_settings`."""
+    own_init: Callable[..., None] = cls.__init__
+    known = {setting.name for setting in fields(cls) if setting.init}  # type: ignore[arg-type]  # attrs classes alone
+
+    @wraps(own_init)
+    def init(self: _Args, *values: Any, **settings: Any) -> None:
+        if not settings.keys() <= known:
+            from minfer.effects.setup.vllm_settings import read_settings  # a table
+
+            settings = read_settings(cls.__name__, settings, known)
+        own_init(self, *values, **settings)
+
+    cls.__init__ = init  # type: ignore[assignment]  # its signature is the same
+    return cls
+
+
+@_takes_vllm_settings
 @frozen(kw_only=True)
 class EngineArgs(ModelArg):
     """Settings of an engine, which are also the parameters of `LLM` and `AsyncLLM`. Names
@@ -70,6 +95,49 @@ class EngineArgs(ModelArg):
     Raises ConfigError for a value out of range.
     """
 
+    tokenizer: str | Path | None = option(  # noqa: RUF009 - a field
+        None,
+        "another tokenizer than the checkpoint's: its folder, or its name on the hub",
+        MODEL,
+    )
+    revision: str | None = option(
+        None,
+        "branch, tag or commit of a checkpoint on the hub",
+        TEXT,
+    )
+    tokenizer_revision: str | None = option(
+        None, "branch, tag or commit of --tokenizer on the hub", TEXT
+    )
+    download_dir: str | Path | None = option(  # noqa: RUF009 - a field
+        None,
+        "where checkpoints of the hub are kept (default: HF_HUB_CACHE, or "
+        "~/.cache/huggingface/hub)",
+        FOLDER,
+    )
+    hf_overrides: Mapping[str, Any] | None = option(
+        None,
+        "changes to the checkpoint's config.json, as a JSON object; objects in it are "
+        "merged",
+        OBJECT,
+    )
+    generation_config: str = option(
+        "auto",
+        "where recommended sampling parameters are: auto, the checkpoint's "
+        "generation_config.json; a folder that has that file; or vllm: none (default: "
+        "auto)",
+        WORD,
+    )
+    override_generation_config: Mapping[str, Any] | None = option(
+        None,
+        "default sampling parameters as a JSON object, before the recommended ones",
+        OBJECT,
+    )
+    max_logprobs: int = option(
+        MAX_LOGPROBS,
+        f"most log-probabilities that a request may have, up to {MAX_LOGPROBS} (default: "
+        f"{MAX_LOGPROBS})",
+        whole_number(0, high=MAX_LOGPROBS),
+    )
     dtype: str = option(
         "auto",
         "type of the numbers to compute with: auto, float32, bfloat16 or float16 "
@@ -92,7 +160,12 @@ class EngineArgs(ModelArg):
         None,
         f"round a checkpoint's matrices as it is loaded: {', '.join(LEVELS)}; a "
         "checkpoint that is quantized already needs no option (default: none)",
-        one_of((*dict.fromkeys((*LEVELS, *READERS)),), "TYPE", optional=True),
+        one_of(
+            (*dict.fromkeys((*LEVELS, *READERS)),),
+            "TYPE",
+            optional=True,
+            aliases=VALUE_ALIASES["quantization"],
+        ),
     )
     device: str = option(
         "auto",
@@ -102,7 +175,7 @@ class EngineArgs(ModelArg):
     load_format: str = option(
         "auto",
         "dummy: random weights, made from config.json alone, to try speed and memory",
-        one_of(("auto", "dummy")),
+        one_of(("auto", "dummy"), aliases=VALUE_ALIASES["load_format"]),
     )
     max_model_len: int | None = option(
         None,
@@ -228,6 +301,9 @@ class EngineArgs(ModelArg):
     enforce_eager: bool = option(
         False, "launch each GPU kernel by itself: no CUDA graphs (slower)"
     )
+    disable_log_stats: bool = option(
+        False, "a server does not log a line about its load every 10 s while requests run"
+    )
     journal: str | Path | None = option(  # noqa: RUF009 - a field
         None,
         "record every input of the engine in this folder, for minfer replay",
@@ -276,12 +352,38 @@ class EngineArgs(ModelArg):
         events = kv_events_config(self.kv_events_config)
         return evolve(self, kv_events_config=events and events.of_engine(number))
 
+    @classmethod
+    def add_cli_args(cls, parser: FlexibleArgumentParser) -> FlexibleArgumentParser:
+        """Add an option for each setting that has one, with the setting's default."""
+        group = parser.add_argument_group("model and engine")
+        add_engine_options(group)
+        defaults = {
+            setting.name: setting.default for setting in fields(cls) if setting.metadata
+        }
+        parser.set_defaults(**defaults)
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> "EngineArgs":
+        """Returns the settings among parsed arguments. Raises ConfigError."""
+        return engine_args(args)
+
     def with_blocks(self, count: int) -> "EngineArgs":
         """Returns these settings for an engine that replaces one with `count` KV blocks:
         requests that it served, or that API servers accepted, need them, and free memory
         differs each time.
         """
         return evolve(self, num_gpu_blocks_override=count, kv_cache_memory_bytes=None)
+
+
+def add_engine_options(group: argparse._ArgumentGroup) -> None:
+    """Add an option for each setting of an engine that has one."""
+    for setting in fields(EngineArgs):
+        if setting.metadata:
+            group.add_argument(f"--{setting.name.replace('_', '-')}", **setting.metadata)
+    refuse(
+        group, {f"--{name.replace('_', '-')}": reason for name, reason in REMOVED.items()}
+    )
 
 
 def engine_args(options: argparse.Namespace, **overrides: Any) -> EngineArgs:

@@ -30,23 +30,23 @@ def bundled_folder(name: str = "target") -> Path:
     return folder
 
 
-def model_folder(model: str | None) -> Path:
+def model_folder(model: str | None, download_dir: str | Path | None = None) -> Path:
     """Returns the folder of the checkpoint that `model` names, here or on the hub, or the
-    path of a GGUF file.
+    path of a GGUF file. `download_dir` is the hub's cache, by default the user's.
 
     Raises ConfigError.
     """
     if model is None:
         return bundled_folder()
     try:
-        return _named(model)
+        return _named(model, download_dir)
     except OSError as error:  # the name is too long, or a parent folder is not readable
         raise ConfigError(
             f"model {str(model)!r:.200}: {error.strerror or error}; {_CHECKPOINT}"
         ) from error
 
 
-def _named(model: str) -> Path:
+def _named(model: str, download_dir: str | Path | None) -> Path:
     """Returns the folder of that name. Raises ConfigError, and OSError if it cannot be
     checked.
     """
@@ -77,5 +77,5 @@ def _named(model: str) -> Path:
     )
 
     if is_id(str(model)):
-        return snapshot(str(model))
+        return snapshot(str(model), download_dir)
     raise ConfigError(f"model {str(model)!r} is not a folder; {_CHECKPOINT}")

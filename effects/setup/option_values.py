@@ -22,6 +22,16 @@ from minfer.values.checks import MAX_INT64, ConfigError, is_number
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?|[KMGT](?:iB?)?)")
 _UNITS: Final = " kmgt"  # each a factor of 1,000 or 1,024 more than the one before
+# Names of one value that vLLM has several of, by setting.
+VALUE_ALIASES: Final[Mapping[str, Mapping[str, str]]] = {
+    "quantization": {
+        "awq_marlin": "awq",
+        "gptq_marlin": "gptq",
+        "modelopt_fp4": "modelopt",
+        "fp8_per_tensor": "fp8",
+    },
+    "load_format": {"safetensors": "auto", "hf": "auto", "gguf": "auto"},
+}
 AUTO_LENGTH: Final = -1  # of `max_model_len`: as many tokens as fit into memory
 MIN_CONTEXT_TOKENS: Final = 2  # tokens of a context
 
@@ -104,32 +114,57 @@ class OptionKind:
             )
 
 
+def read_count(text: str) -> int:
+    """Returns a whole number as vLLM reads it: 8k is 8,000, 8K is 8,192."""
+    try:
+        return int(text)
+    except ValueError:
+        count = None if "B" in text else _read_size(text)
+    if count is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a whole number; write 8192, 8k (8,000) or 8K (8,192)"
+        )
+    return count
+
+
 def whole_number(
-    low: int = 1, metavar: str = "N", read: Callable[[str], int] = int
+    low: int = 1,
+    metavar: str = "N",
+    read: Callable[[str], int] = read_count,
+    high: int = MAX_INT64,
 ) -> OptionKind:
-    """Returns the kind of whole numbers from `low` on, or None."""
+    """Returns the kind of whole numbers from `low` to `high`, or None."""
 
     def is_valid(value: Any) -> bool:
-        return value is None or (
-            is_number(value, whole=True) and low <= value <= MAX_INT64
-        )
+        return value is None or (is_number(value, whole=True) and low <= value <= high)
 
-    return OptionKind(f"a whole number from {low} to 2^63 - 1", is_valid, metavar, read)
+    shown_high = "2^63 - 1" if high == MAX_INT64 else high
+    return OptionKind(
+        f"a whole number from {low} to {shown_high}", is_valid, metavar, read
+    )
 
 
 def one_of(
-    choices: tuple[str, ...], metavar: str | None = None, *, optional: bool = False
+    choices: tuple[str, ...],
+    metavar: str | None = None,
+    *,
+    optional: bool = False,
+    aliases: Mapping[str, str] | None = None,
 ) -> OptionKind:
     """Returns the kind of a few words, or None if `optional`; help texts list them unless
-    there is a `metavar`.
+    there is a `metavar`. The command line takes `aliases` of words, too.
     """
 
     def fits(value: Any) -> bool:
         return (optional and value is None) or value in choices
 
+    def read(text: str) -> str:
+        return names.get(text, text)
+
+    names = aliases or {}
     shown_choices = None if metavar else choices
     return OptionKind(
-        f"one of {', '.join(choices)}", fits, metavar, choices=shown_choices
+        f"one of {', '.join(choices)}", fits, metavar, read, choices=shown_choices
     )
 
 
@@ -187,7 +222,10 @@ TEMPLATE: Final = OptionKind(
 OBJECT: Final = OptionKind(
     "a mapping of names to values", _is_object, "JSON", read_json_object
 )
-WORD: Final = OptionKind("a word", _is_word)
+WORD: Final = OptionKind("a word", _is_word, "WORD")
+TEXT: Final = OptionKind(
+    "a word", lambda value: value is None or isinstance(value, str), "NAME"
+)
 SPECULATION: Final = OptionKind(
     "a mapping of its keys",
     lambda value: speculative_config(value) is not None or value is None,

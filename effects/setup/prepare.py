@@ -44,10 +44,16 @@ from minfer.effects.setup.draft_checkpoint import DraftCheckpoint
 from minfer.effects.setup.engine_args import DTYPES, EngineArgs
 from minfer.effects.setup.engine_config import engine_config
 from minfer.effects.setup.fingerprint import fingerprint
-from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.memory import (
     MemoryPlan,
     usable_memory,
+)
+from minfer.effects.setup.model_source import (
+    check_generation_overrides,
+    checkpoint_folder,
+    generation_file,
+    tokenizer_folder,
+    with_overrides,
 )
 from minfer.effects.setup.option_values import AUTO_LENGTH
 from minfer.effects.setup.plans import (
@@ -84,6 +90,7 @@ class Setup:
     args: EngineArgs
     device: DeviceInfo
     folder: Path
+    tokenizer_folder: Path
     spec: ModelSpec  # with the dtype in use
     memory: MemoryPlan
     config: EngineConfig
@@ -118,8 +125,11 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
             "--journal-redact records nothing without --journal DIR; name a folder"
         )
     device = _device(args, limit)
-    folder = model_folder(args.model)
-    raw_config = read_config(folder)
+    folder = checkpoint_folder(args)
+    tokenizer = tokenizer_folder(args, folder)
+    advice_file = generation_file(args, folder)
+    own_params = check_generation_overrides(args.override_generation_config)
+    raw_config = with_overrides(read_config(folder), args.hf_overrides)
     config_name = str(config_path(folder))
     spec = _quantized(
         _spec(raw_config, config_name, args.dtype, warns=warns), folder, args
@@ -156,6 +166,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
         args=args,
         device=device,
         folder=folder,
+        tokenizer_folder=tokenizer,
         spec=spec,
         speculative=speculative,
         draft=draft,
@@ -169,8 +180,13 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
         ),
         stop_ids=frozenset(eos_ids(folder)),
         fingerprint=fingerprint(args, raw_config, spec, folder),
-        default_params=recommended_params(folder / "generation_config.json", warns=warns),
+        default_params={**_advice(advice_file, warns=warns), **own_params},
     )
+
+
+def _advice(file: Path | None, *, warns: bool) -> Mapping[str, float]:
+    """Returns the recommended sampling parameters of a file, if there is one."""
+    return {} if file is None else recommended_params(file, warns=warns)
 
 
 def prepare_as_decided(

@@ -15,17 +15,17 @@ _COMPLETE_REASONS = ("stop", "length")  # reasons of a sample that came to its e
 
 def best_of(
     samples: Sequence[CompletionOutput], count: int, *, scored: bool
-) -> tuple[CompletionOutput, ...]:
+) -> list[CompletionOutput]:
     """The best samples, at most `count`, the likeliest first; numbered anew.
 
     Equally likely samples stay in the order of their index. Samples that failed or were
     cancelled come last. `scored`: log-probabilities were requested.
     """
     ranked = sorted(samples, key=_rank)[:count]
-    return tuple(
+    return [
         evolve(sample, index=index, logprobs=sample.logprobs if scored else None)
         for index, sample in enumerate(ranked)
-    )
+    ]
 
 
 def _rank(sample: CompletionOutput) -> tuple[bool, float, int]:

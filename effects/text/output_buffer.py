@@ -82,7 +82,7 @@ class OutputBuffer:
 
     def take(self, index: int, stop_token_ids: tuple[int, ...]) -> CompletionOutput:
         """The output that was flushed since the last time."""
-        tokens = tuple(self.tokens)
+        tokens = self.tokens
         output = CompletionOutput(
             index=index, text=self.text, token_ids=tokens, vector=self.vector
         )
@@ -90,9 +90,7 @@ class OutputBuffer:
             taken_logprobs = self.logprobs[: len(tokens)]
             del self.logprobs[: len(tokens)]
             tokenizer = None if self.decoder is None else self.decoder.tokenizer
-            logprobs = tuple(
-                [logprobs_by_id(entry, tokenizer) for entry in taken_logprobs]
-            )
+            logprobs = [logprobs_by_id(entry, tokenizer) for entry in taken_logprobs]
             self.total_logprob += sum(entry.logprob for entry in taken_logprobs)
             output = evolve(
                 output, logprobs=logprobs, cumulative_logprob=self.total_logprob

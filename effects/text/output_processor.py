@@ -23,9 +23,11 @@ from minfer.effects.text.output_buffer import OutputBuffer
 from minfer.effects.text.outputs import (
     CompletionOutput,
     EmbeddingOutput,
+    EmbeddingRequestOutput,
     PromptLogprobs,
     RequestOutput,
     normalized,
+    shortened,
 )
 from minfer.effects.text.stops import StopMatcher
 from minfer.effects.text.timeline import Timeline
@@ -85,7 +87,7 @@ class OutputProcessor:
             self.scores = PromptScores(self.request.prompt, self.tokenizer)
 
     def _decoder(self) -> Detokenizer | None:
-        if self.tokenizer is None:
+        if self.tokenizer is None or not self.request.sampling.detokenize:
             return None
         skip = self.request.sampling.skip_special_tokens
         return Detokenizer(self.tokenizer, skip_special_tokens=skip, shown=self.shown)
@@ -177,18 +179,18 @@ class OutputProcessor:
             num_output_tokens = (
                 sum(sample.num_flushed for sample in self.samples) - num_earlier_tokens
             )
-            outputs = tuple(
+            outputs = [
                 sample.take(i, stops)
                 for i, sample in enumerate(self.samples)
                 if sample.has_output
-            )
+            ]
             prompt = None if self.scores is None else self.scores.by_token()
             ending = self.samples[0].ending
             return RequestOutput(
                 request_id=self.request.id,
                 prompt=self.prompt,
                 finished=self.finished,
-                prompt_token_ids=self.request.prompt,
+                prompt_ids=self.request.prompt,
                 outputs=self._for_consumer(outputs, prompt),
                 metrics=self.times.metrics(num_output_tokens),
                 num_cached_tokens=0 if ending is None else ending.cached,
@@ -196,19 +198,21 @@ class OutputProcessor:
             )
 
     def _for_consumer(
-        self, outputs: tuple[CompletionOutput, ...], prompt: PromptLogprobs | None
-    ) -> tuple[CompletionOutput, ...]:
+        self, outputs: list[CompletionOutput], prompt: PromptLogprobs | None
+    ) -> list[CompletionOutput]:
         """The new outputs of samples, in the form for the consumer."""
         params = self.request.sampling
         if params.chooses:
             outputs = best_of(outputs, params.n, scored=params.logprobs is not None)
         if prompt is None:
             return outputs
-        return tuple(evolve(output, prompt_logprobs=prompt) for output in outputs)
+        return [evolve(output, prompt_logprobs=prompt) for output in outputs]
 
-    def embedding(self, *, normalize: bool) -> EmbeddingOutput:
-        """The prompt as a vector, once it has ended, of length 1 if `normalize`. Raises
-        as `take`.
+    def embedding(
+        self, *, normalize: bool, dimensions: int | None = None
+    ) -> EmbeddingRequestOutput:
+        """The prompt as a vector, once it has ended: its first `dimensions` numbers, of
+        length 1 if `normalize`. Raises as `take`.
         """
         with self.lock:
             if self.error is not None:
@@ -219,11 +223,13 @@ class OutputProcessor:
             pooled = self.samples[0].vector
             reason, error = _pooled_finish_reason(ending, pooled)
             vector = pooled if reason == "stop" else b""
-            return EmbeddingOutput(
+            if dimensions is not None:
+                vector = shortened(vector, dimensions)
+            return EmbeddingRequestOutput(
                 request_id=self.request.id,
                 prompt=self.prompt,
-                prompt_token_ids=self.request.prompt,
-                vector=normalized(vector) if normalize else vector,
+                prompt_ids=self.request.prompt,
+                outputs=EmbeddingOutput(normalized(vector) if normalize else vector),
                 metrics=self.times.metrics(0),
                 num_cached_tokens=ending.cached,
                 finish_reason=reason,

@@ -4,15 +4,25 @@ import math
 import sys
 from array import array
 from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
 
 from attrs import field, frozen
 
 from minfer.records.messages import Finished
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+FLOAT_BYTES: Final = 4  # of float32
+
 
 @frozen(kw_only=True)
 class RequestMetrics:
-    """The times of a request, in seconds on a monotonic clock."""
+    """The times of a request, in seconds on a monotonic clock; under vLLM's names, too,
+    where these differ. A time that has not come is None, under vLLM's names 0.
+    """
 
     arrival_time: float
     first_token_time: float | None = None
@@ -53,6 +63,41 @@ class RequestMetrics:
             return None
         return (self.latency - self.ttft) / (self.output_tokens - 1)
 
+    @property
+    def num_generation_tokens(self) -> int:
+        """vLLM's name of `output_tokens`."""
+        return self.output_tokens
+
+    @property
+    def num_preemptions(self) -> int:
+        """vLLM's name of `preemptions`."""
+        return self.preemptions
+
+    @property
+    def queued_ts(self) -> float:
+        """vLLM's name of the time at which the request entered the waiting queue."""
+        return self.arrival_time
+
+    @property
+    def scheduled_ts(self) -> float:
+        """vLLM's name of `first_scheduled_time`."""
+        return self.first_scheduled_time or 0.0
+
+    @property
+    def first_token_ts(self) -> float:
+        """vLLM's name of `first_token_time`."""
+        return self.first_token_time or 0.0
+
+    @property
+    def last_token_ts(self) -> float:
+        """vLLM's name of `last_token_time`."""
+        return self.last_token_time or 0.0
+
+    @property
+    def first_token_latency(self) -> float:
+        """vLLM's name of `ttft`."""
+        return self.ttft or 0.0
+
 
 @frozen
 class BeamFinished(Finished):
@@ -81,7 +126,7 @@ class CompletionOutput:
 
     index: int
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: list[int]
     finish_reason: str | None = (
         None  # once it has ended: "stop", "length", "cancelled" or "error"
     )
@@ -90,7 +135,7 @@ class CompletionOutput:
     )
     # For each of `token_ids`, if requested: by id, itself first, then the
     # likeliest.
-    logprobs: tuple[dict[int, Logprob], ...] | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
     cumulative_logprob: float | None = None  # of all tokens of the sample so far
     error: str = ""
     # The vector of a pooled prompt, instead of tokens: as in `EmbeddingOutput`.
@@ -106,13 +151,13 @@ class CompletionOutput:
 @frozen(kw_only=True)
 class RequestOutput:
     """A request with its samples, in the order of their index (streamed: those with new
-    output).
+    output). Its lists are its own: to change one changes no other output.
     """
 
     request_id: str
     prompt: str | None  # as it was given; None if it came as token ids
-    prompt_token_ids: tuple[int, ...] = field(repr=False)
-    outputs: tuple[CompletionOutput, ...]
+    prompt_ids: tuple[int, ...] = field(repr=False)  # of tokens, as the engine has them
+    outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
     # Prompt tokens in the prefix cache when sample 0 was first admitted: the prompt is
@@ -122,24 +167,66 @@ class RequestOutput:
     # Of the prompt's tokens, if requested; None if it ended before they were known.
     prompt_logprobs: PromptLogprobs | None = field(default=None, repr=False)
 
+    @cached_property
+    def prompt_token_ids(self) -> list[int]:
+        """The prompt's token ids, in a list of this output's own."""
+        return list(self.prompt_ids)
+
+
+@frozen
+class EmbeddingOutput:
+    """The vector of a prompt."""
+
+    vector: bytes = field(repr=False)  # float32, little-endian; empty if it failed
+
+    @cached_property
+    def embedding(self) -> list[float]:
+        """The vector's numbers."""
+        return floats(self.vector).tolist()
+
+    @property
+    def hidden_size(self) -> int:
+        """The number of its numbers."""
+        return len(self.vector) // FLOAT_BYTES
+
+    @property
+    def data(self) -> "Tensor":
+        """The vector as a tensor in float32, on the CPU: as `LLM.encode` of vLLM has
+        it.
+        """
+        import torch
+
+        return torch.tensor(self.embedding, dtype=torch.float32)
+
 
 @frozen(kw_only=True)
-class EmbeddingOutput:
+class EmbeddingRequestOutput:
     """A prompt as one vector."""
 
     request_id: str
     prompt: str | None  # as it was given; None if it came as token ids
-    prompt_token_ids: tuple[int, ...] = field(repr=False)
-    vector: bytes = field(repr=False)  # float32, little-endian; empty if it failed
+    prompt_ids: tuple[int, ...] = field(repr=False)  # of tokens, as the engine has them
+    outputs: EmbeddingOutput
     metrics: RequestMetrics
     num_cached_tokens: int = 0  # of the prompt
     finish_reason: str = "stop"  # or "cancelled", or "error"
     error: str = ""
+    finished: bool = True
+
+    @cached_property
+    def prompt_token_ids(self) -> list[int]:
+        """The prompt's token ids, in a list of this output's own."""
+        return list(self.prompt_ids)
+
+    @property
+    def vector(self) -> bytes:
+        """The vector: see `EmbeddingOutput`."""
+        return self.outputs.vector
 
     @property
     def embedding(self) -> list[float]:
         """The vector's numbers."""
-        return floats(self.vector).tolist()
+        return self.outputs.embedding
 
 
 def floats(vector: bytes) -> "array[float]":
@@ -149,6 +236,11 @@ def floats(vector: bytes) -> "array[float]":
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers
+
+
+def shortened(vector: bytes, dimensions: int) -> bytes:
+    """The first numbers of a vector."""
+    return vector[: dimensions * FLOAT_BYTES]
 
 
 def normalized(vector: bytes) -> bytes:

@@ -48,6 +48,27 @@ class UserTokenizer:
         """Token ids of a text. Raises TextError if it is not valid Unicode."""
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
+    def __call__(
+        self,
+        text: str | Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        **options: Any,
+    ) -> dict[str, Any]:
+        """Token ids of a text, or of each of several, under `input_ids`; their
+        `attention_mask` is of ones, as nothing is padded.
+        """
+        _check_arguments(options, "tokenizer")
+        for name, value in options.items():
+            if value not in (None, False):
+                raise TypeError(f"tokenizer: {name} is not supported; leave it out")
+        ids: Any
+        if isinstance(text, str):
+            ids = self.encode(text, add_special_tokens)
+            return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+        ids = [self.encode(part, add_special_tokens) for part in text]
+        return {"input_ids": ids, "attention_mask": [[1] * len(row) for row in ids]}
+
     def decode(
         self, token_ids: Sequence[int] | int, skip_special_tokens: bool = False
     ) -> str:
@@ -73,7 +94,7 @@ class UserTokenizer:
 
         Other arguments are variables of the template. Raises ChatTemplateError.
         """
-        _check_arguments(chat_template_kwargs)
+        _check_arguments(chat_template_kwargs, "apply_chat_template")
         options: ChatOptions = {
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
@@ -84,11 +105,11 @@ class UserTokenizer:
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
 
-def _check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Raise TypeError for arguments that are no variables of the template; false and None
+def _check_arguments(arguments: Mapping[str, Any], method: str) -> None:
+    """Raise TypeError for arguments that would change what is returned; false and None
     ask for nothing.
     """
     for name in _REFUSED:
         if arguments.get(name) not in (None, False):
-            reason = f"apply_chat_template: {name} is not supported"
+            reason = f"{method}: {name} is not supported"
             raise TypeError(f"{reason}; it returns a text, or a list of token ids")

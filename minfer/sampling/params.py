@@ -10,13 +10,15 @@ effect of a field on logits is in `minfer.sampling.logits` and
 """
 
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import attrs
 from attrs import field, frozen
 
 from minfer.sampling.structured import StructuredOutputs
+from minfer.sampling.vllm_names import SAMPLING, takes_neutral
 from minfer.values.checks import ParameterError, check_number, check_whole
 
 MAX_SAMPLES: Final = 128  # of one request; every number that sizes something has a cap
@@ -30,6 +32,14 @@ MAX_BIAS: Final = 100.0
 MAX_ALLOWED: Final = 1 << 16  # token ids: more take milliseconds on a device's host
 MAX_BAD_WORDS: Final = 128
 MAX_BAD_WORD_LENGTH: Final = 128  # characters
+
+
+class RequestOutputKind(StrEnum):
+    """What `AsyncLLM.generate` yields while an output grows. Names are vLLM's."""
+
+    CUMULATIVE = "cumulative"  # all output so far
+    DELTA = "delta"  # what is new
+    FINAL_ONLY = "final_only"  # one output, at the end
 
 
 @frozen(kw_only=True)
@@ -216,6 +226,17 @@ def _bias(value: Any) -> tuple[tuple[int, float], ...]:
     return tuple(sorted((token, float(bias)) for token, bias in biases))
 
 
+def _output_kind(value: Any) -> RequestOutputKind:
+    """A kind of outputs, also by its name."""
+    try:
+        return RequestOutputKind(value.lower() if isinstance(value, str) else value)
+    except ValueError:
+        kinds = ", ".join(kind.name for kind in RequestOutputKind)
+        raise ParameterError(
+            "output_kind", f"must be one of {kinds}, not {value!r:.80}"
+        ) from None
+
+
 def _check_texts(
     param: str, texts: tuple[Any, ...], max_count: int, max_length: int
 ) -> None:
@@ -235,10 +256,21 @@ def _check_texts(
             raise ParameterError(param, message)
 
 
+_FLAGS: Final = (
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "detokenize",
+)
+
+
+@takes_neutral(SAMPLING)
 @frozen(kw_only=True)
 class SamplingParams(RowValues):
     """How to choose tokens and when to stop, in vLLM's names. Raises ParameterError if
     invalid.
+
+    It is frozen: `attrs.evolve(params, temperature=0.5)` makes another one.
     """
 
     n: int = 1  # samples of one prompt
@@ -258,6 +290,12 @@ class SamplingParams(RowValues):
     include_stop_str_in_output: bool = False
     # Whether special tokens are left out of the text. For the text layer.
     skip_special_tokens: bool = True
+    # Whether outputs have text, or token ids alone. For the text layer.
+    detokenize: bool = True
+    # For `AsyncLLM.generate`.
+    output_kind: RequestOutputKind = field(
+        default=RequestOutputKind.CUMULATIVE, converter=_output_kind
+    )
     ignore_eos: bool = False
     structured_outputs: StructuredOutputs | None = None  # a constraint of the text
     min_tokens: int = 0  # output tokens before one that ends it is allowed
@@ -296,6 +334,12 @@ class SamplingParams(RowValues):
         if self.allowed_token_ids is not None:
             _check_allowed(self.allowed_token_ids)
 
+    def clone(self) -> Self:
+        """Returns the parameters themselves: they are frozen, so nothing can change
+        them. vLLM's name.
+        """
+        return self
+
     def _check_lengths(self) -> None:
         check_number(self.min_tokens, "min_tokens", 0, 2**31, whole=True)
         high, low = self.max_tokens, self.min_tokens
@@ -330,7 +374,7 @@ class SamplingParams(RowValues):
             raise ParameterError("stop_token_ids", f"at most {MAX_STOP_IDS} token ids")
         for token in self.stop_token_ids:
             check_number(token, "stop_token_ids", 0, 2**31, whole=True)
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+        for name in _FLAGS:
             value: Any = getattr(self, name)
             if not isinstance(value, bool):
                 raise ParameterError(name, f"must be true or false, not {value!r}")

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
+from minfer.sampling.vllm_names import STRUCTURED, takes_neutral
 from minfer.values.checks import ParameterError
 
 MAX_CONSTRAINT: Final = 2**16  # characters
@@ -34,6 +35,11 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if is_list else value
 
 
+def _as_flag(value: Any) -> Any:
+    return False if value is None else value
+
+
+@takes_neutral(STRUCTURED)
 @frozen(kw_only=True)
 class StructuredOutputs:
     """One constraint, in the names of vLLM's `StructuredOutputsParams`. Raises
@@ -45,7 +51,7 @@ class StructuredOutputs:
     regex: str | None = None  # that matches the whole output
     choice: tuple[str, ...] | None = field(default=None, converter=_as_tuple)
     grammar: str | None = None  # Lark's, or llama.cpp's (GBNF)
-    json_object: bool = False  # any object
+    json_object: bool = field(default=False, converter=_as_flag)  # any object
     # Free text with tags, after which the text follows their schemas; as `json`.
     structural_tag: str | None = field(default=None, converter=_as_json)
     disable_any_whitespace: bool = False  # between the tokens of JSON

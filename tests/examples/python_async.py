@@ -2,7 +2,7 @@
 
 import asyncio
 
-from minfer import AsyncLLM, SamplingParams
+from minfer import AsyncLLM, RequestOutputKind, SamplingParams
 
 
 async def main() -> None:
@@ -11,16 +11,19 @@ async def main() -> None:
 
         async def written(prompt: str) -> str:
             params = SamplingParams(temperature=0, max_tokens=96)
-            texts = [news.outputs[0].text async for news in llm.generate(prompt, params)]
-            return prompt + "".join(texts)
+            async for output in llm.generate(prompt, params):
+                text = output.outputs[0].text  # all of it so far
+            return prompt + text
 
         for text in await asyncio.gather(
             written("def gcd(a, b):\n"), written("class Queue:\n")
         ):
             print(text, "\n")
 
-        endless = SamplingParams(max_tokens=900, ignore_eos=True)
-        async for news in llm.generate("import os\n", endless):
+        endless = SamplingParams(
+            max_tokens=900, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+        )
+        async for news in llm.generate("import os\n", endless):  # what is new alone
             print("left after", repr(news.outputs[0].text))
             break
 

@@ -26,7 +26,7 @@ from minfer.effects.models.checkpoint.stored_matrices import as_stored
 from minfer.effects.models.gguf.container import is_gguf
 from minfer.effects.models.layout.cache_layout import plain_layout
 from minfer.effects.setup.engine_args import EngineArgs
-from minfer.effects.setup.folders import model_folder
+from minfer.effects.setup.model_source import checkpoint_folder
 from minfer.effects.setup.prepare import prepare
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.values.checks import ConfigError
@@ -40,7 +40,7 @@ def examine(args: EngineArgs, count: int, max_tokens: int) -> Iterator[Check]:
     Under load format dummy, of the same architecture with random weights, which both
     sides read from a temporary folder. Raises CheckpointError for what cannot be loaded.
     """
-    folder = model_folder(args.model)
+    folder = checkpoint_folder(args)
     if args.load_format != "dummy":
         yield from _examine(evolve(args, model=str(folder)), count, max_tokens)
         return

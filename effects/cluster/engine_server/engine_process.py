@@ -35,6 +35,7 @@ from minfer.effects.live.engine.host_memory import (
     Trim,
     bound_onednn_cache,
 )
+from minfer.effects.live.load_log import log_load
 from minfer.effects.live.served_model import ServedModel
 from minfer.effects.net.addresses import listen_at
 from minfer.effects.net.child import STOP
@@ -124,6 +125,8 @@ def run_engine(
         ready()
         start_log.info("the engine is ready")
         trim = Trim()
+        if not args.disable_log_stats:
+            log_load(model.client, stop_event)
         while not stop_event.wait(TRIM_CHECK_SECONDS):
             trim.trim_if_grown()
         if not causes:  # else a request may be why it broke

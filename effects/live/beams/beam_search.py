@@ -12,9 +12,11 @@ from minfer.effects.text.outputs import RequestOutput
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records.request import SamplingParams
 from minfer.sampling.beam import MAX_BEAMS, BeamSearch
+from minfer.sampling.vllm_names import BEAMS, takes_neutral
 from minfer.values.checks import ParameterError, check_number
 
 
+@takes_neutral(BEAMS)
 @frozen(kw_only=True)
 class BeamSearchParams:
     """How to search. Raises ParameterError.
@@ -65,7 +67,7 @@ class BeamSearchParams:
 class BeamSearchSequence:
     """One of the best sequences: a prompt, and what follows it."""
 
-    tokens: tuple[int, ...]  # prompt and output
+    tokens: list[int]  # prompt and output
     text: str  # of both
     cum_logprob: float | None  # natural, of the output; None if it failed
     finish_reason: str | None
@@ -75,24 +77,24 @@ class BeamSearchSequence:
 class BeamSearchOutput:
     """The results of a search."""
 
-    sequences: tuple[BeamSearchSequence, ...]  # the best first
+    sequences: list[BeamSearchSequence]  # the best first
     request: RequestOutput  # the same without the prompt, and the request's metrics
 
     @classmethod
     def of(cls, output: RequestOutput, tokenizer: Tokenizer | None) -> "BeamSearchOutput":
         """Returns the results of a request that has ended."""
-        ids, prompt = output.prompt_token_ids, output.prompt
+        ids, prompt = output.prompt_ids, output.prompt
         if prompt is None:
             prompt = "" if tokenizer is None else tokenizer.decode(ids)
-        sequences = tuple(
+        sequences = [
             BeamSearchSequence(
-                tokens=(*ids, *sample.token_ids),
+                tokens=[*ids, *sample.token_ids],
                 text=prompt + sample.text,
                 cum_logprob=sample.cumulative_logprob,
                 finish_reason=sample.finish_reason,
             )
             for sample in output.outputs
-        )
+        ]
         return cls(sequences=sequences, request=output)
 
 

@@ -23,6 +23,7 @@ from minfer.effects.execution.warming.start_progress import (
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.ranks import SINGLE_RANK, WHOLE_MODEL, Communicator, RankInfo
 from minfer.effects.setup.memory import NotEnoughMemoryError, size_text
+from minfer.effects.setup.model_source import with_overrides
 from minfer.effects.setup.prepare import Setup
 from minfer.effects.setup.tiers import disk_size
 from minfer.sampling.logits import is_shaped
@@ -180,7 +181,7 @@ def _weights(
         from minfer.effects.execution.cpu.paged_attention import make_cache
         from minfer.effects.models.fallback import load_fallback
 
-        raw = read_config(folder)
+        raw = with_overrides(read_config(folder), setup.args.hf_overrides)
         drawn = seed if dummy else None
         return load_fallback(folder, raw, spec, make_cache, drawn, device)
     if dummy:

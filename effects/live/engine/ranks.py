@@ -187,7 +187,14 @@ def shared_facts(setup: Setup) -> Mapping[str, str]:
 
 def encode_settings(setup: Setup) -> Mapping[str, Any]:
     """Returns the settings of the other ranks, as JSON has them."""
-    args = evolve(setup.args, model=str(setup.folder))
+    args = evolve(
+        setup.args,
+        model=str(setup.folder),
+        tokenizer=str(setup.tokenizer_folder),
+        revision=None,
+        tokenizer_revision=None,
+        download_dir=None,
+    )
     names = [
         attribute.name
         for attribute in fields(EngineArgs)

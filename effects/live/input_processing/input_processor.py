@@ -83,13 +83,15 @@ def params_for(params: Params, count: int) -> list[SamplingParams]:
 
 
 def scheduling_hints_for(
-    priority: Sequence[int] | None, count: int
+    priority: int | Sequence[int] | None, count: int
 ) -> list[SchedulingHints]:
-    """Returns a priority for each of `count` prompts; lower runs first under the priority
-    policy.
+    """Returns a priority for each of `count` prompts, from one for all or one for each;
+    lower runs first under the priority policy.
     """
     if priority is None:
         return [SchedulingHints()] * count
+    if isinstance(priority, int):
+        return [SchedulingHints(priority=priority)] * count
     if len(priority) != count:
         raise RequestError(
             f"{len(priority)} priorities for {count} prompts; give one for each"
@@ -274,6 +276,13 @@ def _check_params(setup: Setup, params: SamplingParams) -> None:
     if largest >= vocab_size:
         reason = f"stop_token_ids: {largest} is outside the vocabulary; ids are from 0 to"
         raise RequestError(f"{reason} {vocab_size - 1}", param="stop_token_ids")
+    for name in ("logprobs", "prompt_logprobs"):
+        if (getattr(params, name) or 0) > setup.args.max_logprobs:
+            reason = f"{name}: must be at most {setup.args.max_logprobs} here, not"
+            raise RequestError(f"{reason} {getattr(params, name)}", param=name)
+    if params.stop and not params.detokenize:
+        reason = "stop: stop strings are found in text; leave detokenize=False out"
+        raise RequestError(reason, param="stop")
     if params.structured_outputs is not None:
         # Together with these no token at all might be allowed.
         conflicting = {

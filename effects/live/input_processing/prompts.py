@@ -144,12 +144,19 @@ class ChatRenderer:
         )
 
     def _render_prompt(
-        self, messages: "Conversation", options: "ChatOptions"
+        self,
+        messages: "Conversation",
+        options: "ChatOptions",
+        template: str | None = None,
     ) -> TokenizedPrompt:
+        """Renders a conversation, with another `template` than the model's if given."""
         variables = options.get("chat_template_kwargs") or {}
         defaults = self.template_settings.defaults
         options = {**options, "chat_template_kwargs": {**defaults, **variables}}
-        return render_conversation(self.tokenizer, messages, options)
+        tokenizer = self.tokenizer
+        if template is not None and tokenizer is not None:
+            tokenizer = tokenizer.with_template(template)
+        return render_conversation(tokenizer, messages, options)
 
 
 def wrong_type_error(

@@ -4,6 +4,7 @@ variables that every conversation has. They are checked before a model is loaded
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from attrs import evolve, field, frozen
@@ -52,6 +53,17 @@ def template_settings(args: EngineArgs) -> TemplateSettings:
         _check_defaults(defaults)
     text = None if template is None else template.text
     return TemplateSettings(template=text, defaults=defaults)
+
+
+def read_call_template(value: str | Path | None) -> str | None:
+    """Returns the chat template that a call of Python gives: a file's path, or the text.
+    Raises ConfigError.
+    """
+    template = read_custom_template(value)
+    if template is None:
+        return None
+    _check_template(template)
+    return template.text
 
 
 def parsers_of(args: EngineArgs) -> Parsers:

@@ -48,9 +48,9 @@ def is_id(model: str) -> bool:
     return _ID.fullmatch(model) is not None
 
 
-def snapshot(model: str) -> Path:
-    """Returns the folder of the checkpoint `model`, downloaded if necessary. Raises
-    HubError.
+def snapshot(model: str, cache_dir: str | Path | None = None) -> Path:
+    """Returns the folder of the checkpoint `model`, downloaded if necessary, into
+    `cache_dir` or the user's own cache. Raises HubError.
     """
     from huggingface_hub import constants, errors, snapshot_download
 
@@ -59,6 +59,7 @@ def snapshot(model: str) -> Path:
         patterns: Any = {
             "allow_patterns": ALLOW_PATTERNS,
             "ignore_patterns": IGNORE_PATTERNS,
+            "cache_dir": cache_dir,
         }
         return Path(snapshot_download(name, revision=revision or None, **patterns))
     except errors.GatedRepoError:

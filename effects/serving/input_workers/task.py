@@ -51,7 +51,7 @@ class ModelFacts:
         """The facts about a model that is served under these names."""
         setup = llm.setup
         return cls(
-            folder=None if llm.tokenizer is None else str(setup.folder),
+            folder=None if llm.tokenizer is None else str(setup.tokenizer_folder),
             vocab_size=setup.spec.vocab_size,
             hidden_size=setup.spec.hidden_size,
             max_model_len=setup.config.max_model_len,

@@ -50,7 +50,7 @@ from minfer.effects.serving.processes.server import (
 )
 from minfer.effects.serving.wire.shared_counts import SharedCounts
 from minfer.effects.setup.engine_args import EngineArgs
-from minfer.effects.setup.folders import model_folder
+from minfer.effects.setup.model_source import checkpoint_folder
 from minfer.values.checks import ConfigError
 
 # Work of a process that keeps engines elsewhere, whose addresses it writes beside these
@@ -137,7 +137,7 @@ class ForkedServer:
             listeners += map(stack.enter_context, listen_at(host, port, api_servers))
         links = deployment.link_sockets(stack)
         # Once, before any process starts: it may have to be downloaded.
-        read_config(model_folder(args.model))
+        read_config(checkpoint_folder(args))
         return cls(
             args=args,
             options=options,

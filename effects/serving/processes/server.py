@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,7 @@ from starlette.types import ASGIApp
 
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.input_processing.template_settings import with_template_read
+from minfer.effects.live.load_log import log_load
 from minfer.effects.live.logs import configure_logs
 from minfer.effects.net.addresses import port_text
 from minfer.effects.serving.access.hosts import CheckHost, Hosts, read_hosts
@@ -40,9 +42,11 @@ from minfer.effects.serving.request_parsing.answer_parsing import log_unknown_fo
 from minfer.effects.serving.request_parsing.limits import MIN_BODY_LIMIT_BYTES
 from minfer.effects.serving.wire.connections import Connections, bounded
 from minfer.effects.serving.wire.descriptors import BoundedListener
-from minfer.effects.serving.wire.origins import AllowOrigins
+from minfer.effects.serving.wire.origins import AllowOrigins, read_origins
+from minfer.effects.serving.wire.root_path import RootPath, read_root_path
 from minfer.effects.serving.wire.shared_counts import SharedCounts
 from minfer.effects.serving.wire.tls import Tls
+from minfer.effects.serving.wire.unix_sockets import listen_at_path, unix_path
 from minfer.effects.serving.wire.websocket import ENVELOPE_BYTES, SOCKETS
 from minfer.effects.setup.engine_args import EngineArgs, engine_args
 from minfer.effects.setup.kv_events_settings import published_events
@@ -69,6 +73,7 @@ class HttpOptions:
     access_log: str = "off"  # or one of the other `LOG_FORMATS`
     allowed_origins: Sequence[str] = ()  # whose pages may send requests, beside our own
     hosts: Hosts | None = None  # that requests must be for; None: any
+    root_path: str = ""  # before all addresses, if they have it
     tls: Tls = field(factory=Tls)
     traces: str = ""  # the URL that spans are sent to, if any
     shutdown_timeout: float = 30.0  # seconds that requests have to end after a SIGTERM
@@ -181,6 +186,8 @@ def with_middleware(
         return None if current is None else current.records.find(name, owner)
 
     with contextlib.ExitStack() as stack:
+        if options.root_path:
+            app = RootPath(app, options.root_path)
         if options.hosts is not None:
             app = CheckHost(app, options.hosts, refusal)
         if options.traces:
@@ -217,6 +224,10 @@ def listen_at(host: str, port: int, count: int = 1) -> list[BoundedListener]:
     them. Before the model is loaded, connections wait, or get an error. Raises
     ConfigError.
     """
+    if (path := unix_path(host)) is not None:
+        listening = listen_at_path(path, _ACCEPT_BACKLOG)
+        copies = [listening, *(listening.dup() for _ in range(count - 1))]
+        return [BoundedListener.of(copy) for copy in copies]
     listeners: list[BoundedListener] = []
     try:
         if not 0 <= port < 2**16:
@@ -251,6 +262,9 @@ def listen_at(host: str, port: int, count: int = 1) -> list[BoundedListener]:
 
 def describe_address(listener: socket.socket, options: HttpOptions) -> str:
     """The lines that announce the model and its address; programs read the first."""
+    if listener.family == socket.AF_UNIX:
+        served = f"minfer: {options.names[0]} is served at {listener.getsockname()}"
+        return f"{served}\nminfer: {options.bounds.tenants.describe()}"
     host, port = listener.getsockname()[:2]
     address = port_text((host, port))
     scheme = "https" if options.tls.enabled else "http"
@@ -280,12 +294,16 @@ def serve_in_process(
         bounds=options.bounds,
     )
     print(describe_address(listener, options), flush=True)
+    ended = threading.Event()
+    if not args.disable_log_stats:
+        log_load(llm.client, ended)
     with (
         contextlib.closing(llm),
         with_middleware(app, options, "server", lambda: app) as outer,
     ):
         server = HttpServer(http_config(outer, options), options, lambda: app)
         server.run_until_signalled(listener)
+        ended.set()
     return 0
 
 
@@ -315,7 +333,8 @@ def read_options(options: argparse.Namespace) -> tuple[EngineArgs, HttpOptions]:
         hosts=read_hosts(options, has_keys=bool(bounds.keys.known)),
         max_body=options.max_body_size,
         access_log=options.access_log,
-        allowed_origins=options.allowed_origins,
+        allowed_origins=read_origins(options.allowed_origins),
+        root_path=read_root_path(options.root_path),
         tls=tls,
         traces=options.otlp_traces_endpoint,
         shutdown_timeout=options.shutdown_timeout,

@@ -8,6 +8,8 @@ Pages of the origins that the operator allows may use the server as its own page
 browsers are informed by CORS headers, which never allow cookies and the like.
 """
 
+import json
+import re
 from collections.abc import Sequence
 from typing import Final
 from urllib.parse import urlsplit
@@ -16,9 +18,38 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from minfer.values.checks import ConfigError
+
 ORIGINS_FIELD: Final = "minfer.origins"  # of a scope: other allowed origins
 ANY_ORIGIN: Final = "*"
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+|null", re.IGNORECASE)
 _PREFLIGHT_SECONDS: Final = 600  # for which a browser may cache a preflight
+
+
+def read_origins(words: Sequence[str]) -> list[str]:
+    """Returns the origins of an option's words, of which some may be lists in JSON, as
+    vLLM has them. Raises ConfigError.
+    """
+    origins: list[str] = []
+    for word in words:
+        origins += _read_list(word) if word.startswith("[") else [word]
+    for origin in origins:
+        if origin != ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                f"--allowed-origins: {origin!r:.200} is no origin; write a scheme and a "
+                f"host, such as https://example.com, or {ANY_ORIGIN} for all"
+            )
+    return origins
+
+
+def _read_list(word: str) -> list[str]:
+    try:
+        items = json.loads(word)
+    except ValueError as error:
+        raise ConfigError(f"--allowed-origins: {word!r:.200}: {error}") from None
+    if not all(isinstance(item, str) for item in items):
+        raise ConfigError(f"--allowed-origins: {word!r:.200} is not a list of texts")
+    return list(items)
 
 
 def is_cross_origin(scope: Scope) -> bool:

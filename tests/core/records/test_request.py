@@ -53,6 +53,8 @@ SAMPLING: list[tuple[str, list[Any], list[Any]]] = [
     ("ignore_eos", [True, False], [1, 0, None]),
     ("include_stop_str_in_output", [True, False], [1, "yes"]),
     ("skip_special_tokens", [True, False], [0, None]),
+    ("detokenize", [True, False], [0, None]),
+    ("output_kind", ["DELTA", "final_only"], ["x", 1, None]),
     ("typical_p", [1e-9, 1], [0, 1.01]),
     ("repetition_penalty", [1e-9, 2], [0, -1, 2.01, math.nan]),
     ("frequency_penalty", [-2, 2], [-2.01, 2.01, None]),

@@ -90,7 +90,6 @@ def test_a_module_may_be_named_as_they_were(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["nonsense"],
         ["generate", "--max-tokens", "many"],
         ["plan", "--memory", "lots"],
         ["generate", "--load-format", "pickle"],

@@ -27,6 +27,7 @@ from minfer.records.request import (
 )
 from minfer.records.token_logprobs import TokenLogprobs
 from minfer.sampling.beam import BeamRound, BeamSearch
+from minfer.sampling.params import RequestOutputKind
 from minfer.sampling.structured import StructuredOutputs
 from tests.effects.cluster.ends import IDLE, linked, other
 
@@ -47,6 +48,8 @@ SAMPLING = other(
     ignore_eos=True,
     include_stop_str_in_output=True,
     skip_special_tokens=False,
+    detokenize=False,
+    output_kind=RequestOutputKind.DELTA,
     structured_outputs=StructuredOutputs(choice=("ja", "ß")),
     typical_p=0.75,
     repetition_penalty=1.5,

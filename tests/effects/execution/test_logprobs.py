@@ -72,7 +72,7 @@ def test_they_are_those_of_transformers(llm: LLM, theirs: Any) -> None:
         for output in llm.generate(PROMPTS, params):
             assert len(output.outputs) == params.n
             for sample in output.outputs:
-                check(theirs, output.prompt_token_ids, sample, params.logprobs or 0)
+                check(theirs, output.prompt_ids, sample, params.logprobs or 0)
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ import pytest
 import torch
 from attrs import evolve, frozen
 
-from minfer import LLM, AsyncLLM, EmbeddingOutput, RequestError, SamplingParams
+from minfer import LLM, AsyncLLM, EmbeddingRequestOutput, RequestError, SamplingParams
 from minfer.effects.execution.packing.pooling import PooledChunk, Vectors
 from minfer.effects.execution.running.plan_launcher import unsupported_request
 from minfer.effects.live.input_processing.input_processor import SchedulingHints
@@ -74,7 +74,9 @@ def prompts(count: int = 6, longest: int = 50) -> list[list[int]]:
     return [rng.choices(range(160), k=length) for length in lengths]
 
 
-def check(beside: TwoEngines, outputs: list[EmbeddingOutput], pooling: str) -> None:
+def check(
+    beside: TwoEngines, outputs: list[EmbeddingRequestOutput], pooling: str
+) -> None:
     for output in outputs:
         assert (output.finish_reason, output.error) == ("stop", "")
         right = beside.right(list(output.prompt_token_ids), pooling)
@@ -182,7 +184,7 @@ def test_neighbours_that_generate_go_on_as_ever(llama: TwoEngines) -> None:
                         engine.embed(ids, pooling=pooling, normalize=False),
                         pooling,
                     )
-    assert list(map(tuple, generated.values())) == solo
+    assert list(map(list, generated.values())) == solo
 
 
 def test_a_prompt_may_fill_the_context(llm: LLM, llama: TwoEngines) -> None:
@@ -191,7 +193,7 @@ def test_a_prompt_may_fill_the_context(llm: LLM, llama: TwoEngines) -> None:
 
 
 def test_many_at_once_in_a_loop_and_one_that_goes_away(llama: TwoEngines) -> None:
-    async def main() -> list[EmbeddingOutput]:
+    async def main() -> list[EmbeddingRequestOutput]:
         async with AsyncLLM(llama.folder, **PLAIN) as engine:
             cancelled = asyncio.create_task(engine.embed(prompts()[1], request_id="gone"))
             await asyncio.sleep(0)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
-from minfer import LLM, AsyncLLM, ParameterError, SamplingParams
+from minfer import LLM, AsyncLLM, ParameterError, RequestOutputKind, SamplingParams
 from minfer.effects.live.client import EngineMessage, RequestReason, TurnOutputs
 from minfer.effects.live.engine import open_engine as opening
 from minfer.effects.live.errors import EngineDeadError, OverloadedError, RequestError
@@ -53,6 +54,10 @@ def params(count: int | None, seed: int = 3, n: int = 1) -> SamplingParams:
 
 
 ENDLESS = params(None)
+
+
+def delta(count: int) -> SamplingParams:
+    return evolve(params(count), output_kind=RequestOutputKind.DELTA)
 
 
 async def collect(outputs: AsyncIterator[RequestOutput]) -> list[RequestOutput]:
@@ -134,7 +139,7 @@ def test_deltas_join_to_what_generate_gives(folder: str) -> None:
 
     async def program() -> None:
         streams = [
-            llm.generate(
+            llm.generate_deltas(
                 "abc" * (i + 1), params(5 + i, seed=i, n=1 + i % 3), request_id=f"r{i}"
             )
             for i in range(12)
@@ -143,7 +148,7 @@ def test_deltas_join_to_what_generate_gives(folder: str) -> None:
             assert [o.finished for o in outputs] == [False] * (len(outputs) - 1) + [True]
             assert {o.request_id for o in outputs} == {f"r{i}"}
             for completion in expected[i].outputs:
-                assert ids(outputs, completion.index) == completion.token_ids
+                assert [*ids(outputs, completion.index)] == completion.token_ids
                 assert text(outputs, completion.index) == completion.text
             assert outputs[-1].metrics.output_tokens == (5 + i) * (1 + i % 3)
 
@@ -153,7 +158,7 @@ def test_deltas_join_to_what_generate_gives(folder: str) -> None:
 @pytest.mark.long
 def test_outputs_come_while_the_request_runs(slow: AsyncLLM) -> None:
     async def program() -> None:
-        outputs = await collect(slow.generate([1, 2], params(30)))
+        outputs = await collect(slow.generate_deltas([1, 2], params(30)))
         assert len(outputs) > 10
         assert [len(o.outputs) for o in outputs] == [1] * len(outputs)
 
@@ -163,10 +168,10 @@ def test_outputs_come_while_the_request_runs(slow: AsyncLLM) -> None:
 @pytest.mark.long
 def test_stop_strings_cut_the_stream(slow: AsyncLLM) -> None:
     async def program() -> None:
-        full_text = text(await collect(slow.generate("abc", params(60))))
+        full_text = text(await collect(slow.generate_deltas("abc", params(60))))
         stop = full_text[20:22]
         cut = SamplingParams(seed=3, max_tokens=60, ignore_eos=True, stop=stop)
-        outputs = await collect(slow.generate("abc", cut))
+        outputs = await collect(slow.generate_deltas("abc", cut))
         assert text(outputs) == full_text[: full_text.index(stop)]
         last = outputs[-1].outputs[0]
         assert (last.finish_reason, last.stop_reason) == ("stop", stop)
@@ -177,7 +182,7 @@ def test_stop_strings_cut_the_stream(slow: AsyncLLM) -> None:
 @pytest.mark.long
 def test_a_slow_reader_gets_the_rest_in_one_piece(folder: str) -> None:
     async def program() -> None:
-        stream = llm.generate("abc", params(200, n=2), request_id="slow")
+        stream = llm.generate_deltas("abc", params(200, n=2), request_id="slow")
         first = await anext(stream)
         await idle(llm)
         await asyncio.sleep(0)
@@ -185,7 +190,7 @@ def test_a_slow_reader_gets_the_rest_in_one_piece(folder: str) -> None:
         remaining = [output async for output in stream]
         assert len(remaining) == 1
         outputs = [first, *remaining]
-        expected = await collect(llm.generate("abc", params(200, n=2)))
+        expected = await collect(llm.generate_deltas("abc", params(200, n=2)))
         assert [ids(outputs, i) for i in (0, 1)] == [ids(expected, i) for i in (0, 1)]
         assert [text(outputs, i) for i in (0, 1)] == [text(expected, i) for i in (0, 1)]
         assert {len(ids(outputs, i)) for i in (0, 1)} == {200}
@@ -208,7 +213,7 @@ def test_a_loop_that_stands_still_is_rung_for_once(slow: AsyncLLM) -> None:
 
         # The loop is this test's own.
         loop.call_soon_threadsafe = counted  # type: ignore[assignment, method-assign]
-        streams = [slow.generate([i + 1], params(200)) for i in range(8)]
+        streams = [slow.generate_deltas([i + 1], params(200)) for i in range(8)]
         await asyncio.gather(*(anext(stream) for stream in streams))
         assert len(rings) <= len(turns) + 1
         before, num_turns = len(rings), len(turns)
@@ -231,8 +236,8 @@ def test_parameters_default_to_the_models(folder: str, tmp_path: Path) -> None:
         advised = SamplingParams(temperature=0, top_p=0.5)
         assert llm.get_default_sampling_params() == advised
         greedy = SamplingParams(temperature=0)
-        assert ids(await collect(llm.generate("abc"))) == ids(
-            await collect(llm.generate("abc", greedy))
+        assert ids(await collect(llm.generate_deltas("abc"))) == ids(
+            await collect(llm.generate_deltas("abc", greedy))
         )
 
     run(llm := AsyncLLM(str(tmp_path), **SETTINGS), program())
@@ -244,10 +249,12 @@ def test_a_conversation_is_answered(folder: str) -> None:
     async def program() -> None:
         assert llm.tokenizer is not None
         assert llm.tokenizer.decode(llm.render(talk)) == "<user>hi"
-        outputs = await collect(llm.chat(talk, params(9), request_id="c"))
+        outputs = await collect(llm.chat(talk, delta(9), request_id="c"))
         assert outputs[-1].prompt == "<user>hi"
-        assert ids(outputs) == ids(await collect(llm.generate("<user>hi", params(9))))
-        pieces = await collect(llm.chat(talk))
+        assert ids(outputs) == ids(
+            await collect(llm.generate_deltas("<user>hi", params(9)))
+        )
+        pieces = (await collect(llm.chat(talk)))[-1:]
         assert len(ids(pieces)) > 16 or pieces[-1].outputs[0].finish_reason == "stop"
         with pytest.raises(ChatTemplateError, match="no messages"):
             llm.chat([])
@@ -273,10 +280,10 @@ def test_everything_is_checked_at_the_call_and_nothing_runs(folder: str) -> None
         ]
         for message, prompt, options in cases:
             with pytest.raises(RequestError, match=message):
-                llm.generate(prompt, **options)
+                llm.generate_deltas(prompt, **options)
         with pytest.raises(ParameterError, match="top_p"):
-            llm.generate("a", SamplingParams(top_p=2))
-        llm.generate("never read", ENDLESS)  # a generator that is not started
+            llm.generate_deltas("a", SamplingParams(top_p=2))
+        llm.generate_deltas("never read", ENDLESS)  # a generator that is not started
         assert llm.worker.thread is None
         assert llm.count == 1
 
@@ -285,17 +292,20 @@ def test_everything_is_checked_at_the_call_and_nothing_runs(folder: str) -> None
 
 def test_ids_of_live_requests_differ(slow: AsyncLLM) -> None:
     async def program() -> None:
-        late = slow.generate([1], params(3), request_id="a")
-        stream = slow.generate([1], ENDLESS, request_id="a")
+        late = slow.generate_deltas([1], params(3), request_id="a")
+        stream = slow.generate_deltas([1], ENDLESS, request_id="a")
         await anext(stream)
         with pytest.raises(RequestError, match="id 'a' is being served; ids must differ"):
-            slow.generate([1], ENDLESS, request_id="a")
+            slow.generate_deltas([1], ENDLESS, request_id="a")
         with pytest.raises(RequestError, match="is being served"):
             await anext(late)
         assert len((await anext(stream)).outputs) == 1  # it goes on
         await stream.aclose()
         await idle(slow)
-        assert len(ids(await collect(slow.generate([1], params(3), request_id="a")))) == 3
+        assert (
+            len(ids(await collect(slow.generate_deltas([1], params(3), request_id="a"))))
+            == 3
+        )
 
     run(slow, program())
 
@@ -316,16 +326,16 @@ def test_a_full_queue_is_reported_at_the_call_or_at_the_first_output(
 
     async def program() -> None:
         with pytest.raises(RequestError, match="line is full"):  # and always would be
-            llm.generate([1], params(4, n=3))
-        running = llm.generate([1], ENDLESS)
+            llm.generate_deltas([1], params(4, n=3))
+        running = llm.generate_deltas([1], ENDLESS)
         await anext(running)
         # Nothing is posted before they are read, so all of them pass the first check.
-        streams = [llm.generate([i + 2], params(4)) for i in range(6)]
+        streams = [llm.generate_deltas([i + 2], params(4)) for i in range(6)]
         tasks = [asyncio.create_task(attempt(stream)) for stream in streams]
         while sum(task.done() for task in tasks) < 4:
             await anext(running)
         with pytest.raises(OverloadedError, match="2 samples wait already, of at most 2"):
-            llm.generate([9], params(4))
+            llm.generate_deltas([9], params(4))
         await running.aclose()
         assert sorted(await asyncio.gather(*tasks)) == [-1, -1, -1, -1, 4, 4]
 
@@ -336,18 +346,18 @@ def test_a_full_queue_is_reported_at_the_call_or_at_the_first_output(
 
 
 async def by_break(llm: AsyncLLM) -> None:
-    async for _ in llm.generate([5], ENDLESS, request_id="x"):
+    async for _ in llm.generate_deltas([5], ENDLESS, request_id="x"):
         break
 
 
 async def by_aclose(llm: AsyncLLM) -> None:
-    stream = llm.generate([5], ENDLESS, request_id="x")
+    stream = llm.generate_deltas([5], ENDLESS, request_id="x")
     await anext(stream)
     await stream.aclose()
 
 
 async def by_cancelling_the_task(llm: AsyncLLM) -> None:
-    task = asyncio.create_task(collect(llm.generate([5], ENDLESS, request_id="x")))
+    task = asyncio.create_task(collect(llm.generate_deltas([5], ENDLESS, request_id="x")))
     while not llm.worker.driver.state.running.ids:
         await asyncio.sleep(0.002)
     task.cancel()
@@ -357,7 +367,9 @@ async def by_cancelling_the_task(llm: AsyncLLM) -> None:
 
 async def by_a_timeout(llm: AsyncLLM) -> None:
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(collect(llm.generate([5], ENDLESS, request_id="x")), 0.03)
+        await asyncio.wait_for(
+            collect(llm.generate_deltas([5], ENDLESS, request_id="x")), 0.03
+        )
 
 
 @pytest.mark.long
@@ -368,7 +380,7 @@ def test_leaving_cancels_within_one_step(slow: AsyncLLM, leave: Any) -> None:
     turns = slow.worker.driver.record = Seen()
 
     async def program() -> None:
-        neighbour = asyncio.create_task(collect(slow.generate([7], params(60))))
+        neighbour = asyncio.create_task(collect(slow.generate_deltas([7], params(60))))
         await leave(slow)
         await asyncio.sleep(0)  # a generator without references is closed by the loop
         left = len(turns)
@@ -390,7 +402,7 @@ def test_leaving_cancels_within_one_step(slow: AsyncLLM, leave: Any) -> None:
 
 def test_abort_ends_a_request_for_its_reader(slow: AsyncLLM) -> None:
     async def program() -> None:
-        stream = slow.generate([1], ENDLESS, request_id="gone")
+        stream = slow.generate_deltas([1], ENDLESS, request_id="gone")
         outputs = [await anext(stream)]
         await slow.abort("gone")
         await slow.abort("unknown")
@@ -403,9 +415,9 @@ def test_abort_ends_a_request_for_its_reader(slow: AsyncLLM) -> None:
 
 def test_closing_ends_readers_and_refuses_newcomers(slow: AsyncLLM) -> None:
     async def program() -> None:
-        unread = slow.generate([3], ENDLESS)
+        unread = slow.generate_deltas([3], ENDLESS)
         tasks = [
-            asyncio.create_task(collect(slow.generate([i], ENDLESS)))
+            asyncio.create_task(collect(slow.generate_deltas([i], ENDLESS)))
             for i in range(1, 12)
         ]
         while len(slow.frontend.processors) < 11:
@@ -417,7 +429,7 @@ def test_closing_ends_readers_and_refuses_newcomers(slow: AsyncLLM) -> None:
         for outputs in await asyncio.gather(*tasks):
             assert outputs[-1].outputs[0].finish_reason == "cancelled"
         with pytest.raises(EngineDeadError, match="closed"):
-            slow.generate([1])
+            slow.generate_deltas([1])
         with pytest.raises(EngineDeadError, match="closed"):
             await anext(unread)
 
@@ -440,14 +452,15 @@ def test_an_engine_that_breaks_tells_every_reader(
 
     async def program() -> None:
         tasks = [
-            asyncio.create_task(collect(llm.generate([i], ENDLESS))) for i in range(1, 20)
+            asyncio.create_task(collect(llm.generate_deltas([i], ENDLESS)))
+            for i in range(1, 20)
         ]
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert {type(result) for result in results} == {EngineDeadError}
         assert "ZeroDivisionError" in str(results[0])
         assert llm.errored
         with pytest.raises(EngineDeadError, match="the engine has stopped"):
-            llm.generate([1])
+            llm.generate_deltas([1])
         assert not llm.frontend.processors
         assert not llm._readers
 
@@ -469,8 +482,8 @@ def test_a_failing_request_does_not_fail_its_neighbours(
     llm = AsyncLLM(folder, **SETTINGS)
 
     async def program() -> None:
-        good = asyncio.create_task(collect(llm.generate([1], params(30))))
-        bad = await collect(llm.generate([13], params(30)))
+        good = asyncio.create_task(collect(llm.generate_deltas([1], params(30))))
+        bad = await collect(llm.generate_deltas([13], params(30)))
         assert bad[-1].outputs[0].finish_reason == "error"
         assert "device error" in bad[-1].outputs[0].error
         assert len(ids(await good)) == 30
@@ -485,7 +498,11 @@ async def storm(llm: AsyncLLM, tasks: int, seed: int, patience: float) -> None:
     """Many clients, half of which leave at a random moment in a random way."""
     dice = random.Random(seed)
     quiet = {
-        i: ids(await collect(llm.generate([1 + i, 2, 3] * (1 + i), params(12, seed=i))))
+        i: ids(
+            await collect(
+                llm.generate_deltas([1 + i, 2, 3] * (1 + i), params(12, seed=i))
+            )
+        )
         for i in range(7)
     }
 
@@ -493,11 +510,11 @@ async def storm(llm: AsyncLLM, tasks: int, seed: int, patience: float) -> None:
         i = number % 7
         prompt = [1 + i, 2, 3] * (1 + i)
         if not leaves:
-            outputs = await collect(llm.generate(prompt, params(12, seed=i)))
+            outputs = await collect(llm.generate_deltas(prompt, params(12, seed=i)))
             assert ids(outputs) == quiet[i]
             return
         num_outputs, max_outputs = 0, dice.randrange(4)
-        stream = llm.generate(
+        stream = llm.generate_deltas(
             prompt, params(None, seed=i, n=1 + i % 2), request_id=f"s{number}"
         )
         async with contextlib.aclosing(stream):
@@ -540,17 +557,17 @@ def test_a_storm_on_a_model() -> None:
 
 def test_one_loop_after_another(slow: AsyncLLM) -> None:
     async def leaves_things_behind() -> None:
-        stream = slow.generate([1], ENDLESS)
+        stream = slow.generate_deltas([1], ENDLESS)
         await anext(stream)
         # So that they live on.
         asyncio.get_running_loop().tasks = [  # type: ignore[attr-defined]
-            asyncio.create_task(collect(slow.generate([2], ENDLESS))),
+            asyncio.create_task(collect(slow.generate_deltas([2], ENDLESS))),
             stream,
         ]
         await asyncio.sleep(0.01)
 
     async def program() -> None:
-        assert len(ids(await collect(slow.generate([1], params(5))))) == 5
+        assert len(ids(await collect(slow.generate_deltas([1], params(5))))) == 5
 
     asyncio.run(leaves_things_behind())  # which cancels what is left
     run(slow, program())
@@ -559,10 +576,10 @@ def test_one_loop_after_another(slow: AsyncLLM) -> None:
 def test_a_second_loop_at_the_same_time_is_refused(slow: AsyncLLM) -> None:
     async def other() -> None:
         with pytest.raises(RuntimeError, match="one event loop"):
-            await collect(slow.generate([2], params(2)))
+            await collect(slow.generate_deltas([2], params(2)))
 
     async def program() -> None:
-        stream = slow.generate([1], ENDLESS)
+        stream = slow.generate_deltas([1], ENDLESS)
         await anext(stream)
         await asyncio.to_thread(asyncio.run, other())
         await stream.aclose()
@@ -574,7 +591,7 @@ def test_an_interpreter_without_a_loop_any_more_does_not_break_the_engine(
     slow: AsyncLLM,
 ) -> None:
     loop = asyncio.new_event_loop()
-    stream = slow.generate([1], ENDLESS, request_id="orphan")
+    stream = slow.generate_deltas([1], ENDLESS, request_id="orphan")
     loop.run_until_complete(anext(stream))
     loop.close()
     time.sleep(0.05)  # the engine goes on and finds no waiter to wake
@@ -616,7 +633,7 @@ def test_a_turn_is_one_message_and_ends_are_reported_once(slow: AsyncLLM) -> Non
 
     async def program() -> None:
         streams = [
-            slow.generate([i], params(6), request_id=f"r{i}") for i in range(1, 21)
+            slow.generate_deltas([i], params(6), request_id=f"r{i}") for i in range(1, 21)
         ]
         await asyncio.gather(*map(collect, streams))
         await by_break(slow)
@@ -667,7 +684,7 @@ def test_a_request_has_started_when_it_was_first_admitted(folder: str) -> None:
     llm.frontend.on_end.append(ended.append)
 
     async def program() -> None:
-        streams = [llm.generate([i], params(150)) for i in range(1, 5)]
+        streams = [llm.generate_deltas([i], params(150)) for i in range(1, 5)]
         await asyncio.gather(*map(collect, streams))
 
     run(llm, program())

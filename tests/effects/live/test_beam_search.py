@@ -82,7 +82,7 @@ def differences(
             size = len(sequence.tokens) - len(prompt)
             assert sequence.cum_logprob is not None
             own_score = sequence.cum_logprob / size**params.length_penalty
-            if sequence.tokens != tokens or abs(own_score - score) > 1e-3 * max(
+            if tuple(sequence.tokens) != tokens or abs(own_score - score) > 1e-3 * max(
                 1, abs(score)
             ):
                 wrong.append(
@@ -246,7 +246,7 @@ def test_a_journal_of_searches_replays(folder: str, tmp_path: Path) -> None:
             assert [(beam.logprob, beam.reason) for beam in search.best(4)] == expected
             size = len(output.request.prompt_token_ids)
             tokens = [sequence.tokens[size:] for sequence in output.sequences]
-            assert redact or [beam.tokens for beam in search.best(4)] == tokens
+            assert redact or [list(beam.tokens) for beam in search.best(4)] == tokens
 
 
 @pytest.mark.parametrize(

@@ -426,7 +426,7 @@ def test_a_cache_that_was_reset_is_not_found_again(
             for _ in range(2):
                 output = llm.generate(prompt, GREEDY)[0]
                 hits.append(output.num_cached_tokens)
-                texts.add(output.outputs[0].token_ids)
+                texts.add(tuple(output.outputs[0].token_ids))
             llm.reset_prefix_cache()
         finish(llm)
         assert llm.client.resets == llm.client.snapshot().resets == 2

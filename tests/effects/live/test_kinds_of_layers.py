@@ -171,7 +171,10 @@ def asked() -> list[SamplingParams]:
 
 
 def tokens(outputs: list[RequestOutput]) -> Made:
-    return [[completion.token_ids for completion in output.outputs] for output in outputs]
+    return [
+        [tuple(completion.token_ids) for completion in output.outputs]
+        for output in outputs
+    ]
 
 
 def happened(kind: str, case: str, passes: list[list[RequestOutput]]) -> bool:

@@ -4,6 +4,7 @@ others.
 
 import threading
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def llm(folder: str) -> Iterator[LLM]:
 
 
 def ids(output: RequestOutput, sample: int = 0) -> tuple[int, ...]:
-    return output.outputs[sample].token_ids
+    return tuple(output.outputs[sample].token_ids)
 
 
 def texts(outputs: list[RequestOutput]) -> list[str]:
@@ -70,7 +71,7 @@ def test_every_form_of_a_prompt_means_the_same(llm: LLM) -> None:
     assert len({ids(output[0]) for output in outputs}) == 1
     assert outputs[0][0].prompt == outputs[5][0].prompt == "hello"
     assert outputs[2][0].prompt is None
-    assert {output[0].prompt_token_ids for output in outputs} == {tuple(tokens)}
+    assert {output[0].prompt_ids for output in outputs} == {tuple(tokens)}
 
 
 def test_numpy_ids_are_token_ids(llm: LLM) -> None:
@@ -214,7 +215,7 @@ def test_the_end_of_sequence_ends_and_is_not_text(folder: str, tmp_path: Path) -
         completion = llm.generate(
             [9, 9, 9], SamplingParams(temperature=0, max_tokens=12)
         )[0].outputs[0]
-        assert completion.token_ids == tokens[: tokens.index(end) + 1]
+        assert tuple(completion.token_ids) == tokens[: tokens.index(end) + 1]
         assert (completion.finish_reason, completion.stop_reason) == ("stop", None)
         assert llm.tokenizer is not None
         assert completion.text == llm.tokenizer.decode(completion.token_ids[:-1])
@@ -261,7 +262,7 @@ def test_a_stop_string_cuts_the_text_wherever_it_falls(folder: str, depth: int) 
             completion = llm.generate("abc", cut)[0].outputs[0]
             assert completion.text == text[: text.index(stop)]
             assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
-            assert completion.token_ids == full_ids[: len(completion.token_ids)]
+            assert completion.token_ids == [*full_ids][: len(completion.token_ids)]
             keep = attrs.evolve(cut, include_stop_str_in_output=True)
             with_stop = llm.generate("abc", keep)[0].outputs[0]
             assert (with_stop.text, with_stop.stop_reason) == (
@@ -272,9 +273,9 @@ def test_a_stop_string_cuts_the_text_wherever_it_falls(folder: str, depth: int) 
             assert "".join(streamed) == with_stop.text
             pieces = list(llm.stream("abc", cut))
             assert "".join(p.outputs[0].text for p in pieces) == completion.text
-            assert (
-                sum((p.outputs[0].token_ids for p in pieces), ()) == completion.token_ids
-            )
+            assert [
+                token for p in pieces for token in p.outputs[0].token_ids
+            ] == completion.token_ids
     assert not llm.frontend.processors
 
 
@@ -295,16 +296,16 @@ def test_streamed_pieces_join_to_what_generate_gives(llm: LLM) -> None:
     last: dict[tuple[int, ...], RequestOutput] = {}
     for output in llm.stream(prompts, params):
         for completion in output.outputs:
-            key = (output.prompt_token_ids, completion.index)
+            key = (output.prompt_ids, completion.index)
             text, tokens = joined.get(key, ("", ()))
-            joined[key] = (text + completion.text, tokens + completion.token_ids)
-        last[output.prompt_token_ids] = output
+            joined[key] = (text + completion.text, (*tokens, *completion.token_ids))
+        last[output.prompt_ids] = output
     assert all(output.finished for output in last.values())
     for output in llm.generate(prompts, params):
         for completion in output.outputs:
-            assert joined[output.prompt_token_ids, completion.index] == (
+            assert joined[output.prompt_ids, completion.index] == (
                 completion.text,
-                completion.token_ids,
+                tuple(completion.token_ids),
             )
 
 
@@ -352,7 +353,7 @@ def test_a_conversation_is_a_prompt(talker: LLM) -> None:
     assert ids(output) == ids(talker.generate("<user>hi<assistant>", GREEDY)[0])
     pieces = list(talker.stream_chat(TALK, GREEDY))
     assert "".join(o.outputs[0].text for o in pieces) == output.outputs[0].text
-    assert talker.render(TALK) == list(output.prompt_token_ids)
+    assert talker.render(TALK) == list(output.prompt_ids)
 
 
 def test_conversations_come_back_in_order_each_with_its_parameters(talker: LLM) -> None:
@@ -612,8 +613,8 @@ def test_without_a_tokenizer_there_are_token_ids_only(tmp_path: Path) -> None:
             output = llm.generate([1, 2, 3], GREEDY)[0]
             assert len(ids(output)) == 12
             assert output.outputs[0].text == ""
-            streamed = [o.outputs[0].token_ids for o in llm.stream([1, 2, 3], GREEDY)]
-            assert sum(streamed, ()) == ids(output)
+            pieces = [o.outputs[0].token_ids for o in llm.stream([1, 2, 3], GREEDY)]
+            assert tuple(chain.from_iterable(pieces)) == ids(output)
             with pytest.raises(RequestError, match="text prompt needs a tokenizer"):
                 llm.generate("abc")
 

@@ -93,7 +93,7 @@ def test_log_probabilities_are_the_models_own(llm: LLM) -> None:
         plain.outputs[0].logprobs[0],
         shaped.outputs[0].logprobs[0],
     )
-    assert shaped.outputs[0].token_ids == (9,)
+    assert shaped.outputs[0].token_ids == [9]
     assert all(
         shaped_logprobs[token].logprob == logprob.logprob
         for token, logprob in plain_logprobs.items()
@@ -128,7 +128,7 @@ def test_samples_of_a_request_are_each_penalized_by_themselves(llm: LLM) -> None
     (sampled,) = llm.generate([PROMPT], SamplingParams(n=3, **options), use_tqdm=False)
     (solo,) = llm.generate([PROMPT], SamplingParams(n=1, **options), use_tqdm=False)
     assert sampled.outputs[0].token_ids == solo.outputs[0].token_ids
-    assert len({completion.token_ids for completion in sampled.outputs}) == 3
+    assert len({tuple(completion.token_ids) for completion in sampled.outputs}) == 3
 
 
 def test_a_journal_has_what_was_requested(

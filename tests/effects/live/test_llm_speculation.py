@@ -117,7 +117,7 @@ class Reported:
     def of(cls, completion: CompletionOutput) -> "Reported":
         listed = chain.from_iterable(completion.logprobs or ())
         return cls(
-            completion.token_ids,
+            tuple(completion.token_ids),
             completion.text,
             completion.finish_reason,
             completion.stop_reason,

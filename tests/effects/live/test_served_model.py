@@ -84,7 +84,8 @@ def test_a_conversations_options_are_named(method: Any) -> None:
 
 def test_an_unknown_setting_is_refused_by_the_class_that_was_called() -> None:
     with pytest.raises(
-        TypeError, match=r"AsyncLLM has no setting 'modle'; it has .*max_num_seqs"
+        TypeError,
+        match=r"AsyncLLM has no setting 'modle'; did you mean model.*max_num_seqs",
     ):
         AsyncLLM(modle="x")  # type: ignore[call-arg]  # the point
 
@@ -113,7 +114,7 @@ def test_special_tokens_may_be_shown(tmp_path: Path) -> None:
         say(llm, "a[X][ARGS]b")
 
         async def text(*shown: str) -> str:
-            outputs = llm.generate("x", params, shown=shown)
+            outputs = llm.generate_deltas("x", params, shown=shown)
             return "".join([output.outputs[0].text async for output in outputs])
 
         async def both() -> tuple[str, str]:

@@ -116,7 +116,7 @@ def written(
     assert drafts / 10 < accepted < drafts
     assert drafts > count / 2
     return Counter(
-        completion.token_ids for output in outputs for completion in output.outputs
+        tuple(completion.token_ids) for output in outputs for completion in output.outputs
     )
 
 

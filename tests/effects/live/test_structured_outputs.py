@@ -46,7 +46,10 @@ def llm() -> Iterator[LLM]:
 
 
 def tokens(outputs: list[RequestOutput]) -> list[list[tuple[int, ...]]]:
-    return [[completion.token_ids for completion in output.outputs] for output in outputs]
+    return [
+        [tuple(completion.token_ids) for completion in output.outputs]
+        for output in outputs
+    ]
 
 
 def serve(llm: LLM, **settings: Any) -> list[RequestOutput]:

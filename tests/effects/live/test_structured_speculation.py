@@ -110,7 +110,9 @@ def reported(outputs: Sequence[RequestOutput]) -> list[Reported]:
         logprobs = completion.logprobs or ()
         ranks = tuple((t, lp.rank) for place in logprobs for t, lp in place.items())
         ends = completion.finish_reason, completion.stop_reason, completion.error
-        results.append(Reported(completion.token_ids, completion.text, *ends, ranks))
+        results.append(
+            Reported(tuple(completion.token_ids), completion.text, *ends, ranks)
+        )
     return results
 
 

@@ -278,5 +278,5 @@ def test_a_run_whose_drafts_stand_by_coins_replays(
         assert figures["state_digests"] == 1
         drafts = figures["drafted"]
         assert 0 < drafts["accepted"] < drafts["proposed"]
-        written.append([output.outputs[0].token_ids for output in outputs])
+        written.append([tuple(output.outputs[0].token_ids) for output in outputs])
     assert written[0] == written[1]

@@ -46,7 +46,7 @@ def script(server: Serving, texts: Iterable[str]) -> Iterator[list[str]]:
     texts that are left.
     """
     left = list(texts)
-    generate = server.llm.generate
+    generate = server.llm.generate_deltas
 
     def next_answer(*args: Any, **kwargs: Any) -> Any:
         assert left, "the script has no answer to this request"
@@ -54,6 +54,6 @@ def script(server: Serving, texts: Iterable[str]) -> Iterator[list[str]]:
         return generate(*args, **kwargs)
 
     with contextlib.ExitStack() as stack:
-        server.llm.generate = next_answer  # type: ignore[method-assign]
-        stack.callback(partial(server.llm.__dict__.pop, "generate", None))
+        server.llm.generate_deltas = next_answer  # type: ignore[method-assign]
+        stack.callback(partial(server.llm.__dict__.pop, "generate_deltas", None))
         yield left

@@ -29,7 +29,7 @@ def parsed(parsing: Parsing | None) -> AnswerParser:
 
 
 def output(text: str, end: str | None = None) -> CompletionOutput:
-    return CompletionOutput(index=0, text=text, token_ids=(), finish_reason=end)
+    return CompletionOutput(index=0, text=text, token_ids=[], finish_reason=end)
 
 
 def test_nothing_is_looked_for() -> None:

@@ -234,7 +234,7 @@ def test_prompts_behind_others_are_tried_again(
 ) -> None:
     monkeypatch.setattr(answer, "QUEUE_RETRY_SECONDS", 0.01)
     with serving(folder, max_num_seqs=2, **SLOW) as served:
-        generate = served.llm.generate
+        generate = served.llm.generate_deltas
         refused: list[str] = []
 
         async def full() -> AsyncGenerator[RequestOutput]:
@@ -249,7 +249,7 @@ def test_prompts_behind_others_are_tried_again(
                 return full()
             return generate(*prompt, request_id=request_id, **options)
 
-        monkeypatch.setattr(served.llm, "generate", sometimes)
+        monkeypatch.setattr(served.llm, "generate_deltas", sometimes)
         many_prompts = {
             "prompt": [[5], [6], [7], [8]],
             "max_tokens": 3,

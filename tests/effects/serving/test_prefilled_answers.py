@@ -54,7 +54,7 @@ def parsed_text(request: GenerationRequest, text: str, *, stream: bool) -> Parse
         delta
         for char, end in zip(text, ends, strict=True)
         for delta in parsed.read(
-            0, CompletionOutput(index=0, text=char, token_ids=(), finish_reason=end)
+            0, CompletionOutput(index=0, text=char, token_ids=[], finish_reason=end)
         )
     )
 

@@ -96,8 +96,8 @@ def counted(tokenizer: Tokenizer, parsing: Parsing, text: str, *, stream: bool) 
     groups = [[token] for token in ids] if stream else [ids]
     for group in groups:
         piece = tokenizer.decode(group, skip_special_tokens=False)
-        parser.read(0, CompletionOutput(index=0, text=piece, token_ids=tuple(group)))
-    end = CompletionOutput(index=0, text="", token_ids=(), finish_reason="stop")
+        parser.read(0, CompletionOutput(index=0, text=piece, token_ids=list(group)))
+    end = CompletionOutput(index=0, text="", token_ids=[], finish_reason="stop")
     parser.read(0, end)
     return parser.reasoning_tokens
 

@@ -149,7 +149,7 @@ def streamed(
     events = []
     pieces = ((text[:half], None), (text[half:], "length"))
     for piece, end in pieces if stream else ((text, "length"),):
-        delta = CompletionOutput(index=0, text=piece, token_ids=(), finish_reason=end)
+        delta = CompletionOutput(index=0, text=piece, token_ids=[], finish_reason=end)
         events += writer.write(0, delta)
     metrics = RequestMetrics(arrival_time=0.0, output_tokens=1)
     events += writer.end([PromptUsage(1, 0, metrics)])

@@ -8,9 +8,9 @@ def sample(index: int, *logprobs: float, end: str = "stop") -> CompletionOutput:
     return CompletionOutput(
         index=index,
         text=str(index),
-        token_ids=(7,) * len(logprobs),
+        token_ids=[7] * len(logprobs),
         finish_reason=end,
-        logprobs=tuple({7: Logprob(value, 1)} for value in logprobs),
+        logprobs=[{7: Logprob(value, 1)} for value in logprobs],
         cumulative_logprob=sum(logprobs),
     )
 
@@ -41,7 +41,7 @@ def test_who_did_not_come_to_an_end_comes_last() -> None:
 
 def test_log_probabilities_are_given_if_requested() -> None:
     likely = sample(0, -1, -2)
-    assert best_of([likely], 1, scored=True) == (likely,)
+    assert best_of([likely], 1, scored=True) == [likely]
     (plain,) = best_of([likely], 1, scored=False)
     assert plain.logprobs is None
     assert plain.cumulative_logprob == -3

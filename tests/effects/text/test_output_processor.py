@@ -61,14 +61,14 @@ def test_what_was_not_flushed_is_not_taken() -> None:
     job.feed(0, (7,), 2.0, [TokenLogprobs(7, -4.0, 3)])
     job.finish(Finished("a", 0, "length", 3))
     output = job.take()
-    assert output.outputs[0].token_ids == (5, 6)
+    assert output.outputs[0].token_ids == [5, 6]
     assert output.outputs[0].cumulative_logprob == -0.75
     assert not output.finished
     assert output.outputs[0].finish_reason is None
     job.flush()
     output = job.take()
-    assert output.outputs[0].token_ids == (7,)
-    assert output.outputs[0].logprobs == ({7: Logprob(-4.0, 3)},)
+    assert output.outputs[0].token_ids == [7]
+    assert output.outputs[0].logprobs == [{7: Logprob(-4.0, 3)}]
     assert output.outputs[0].cumulative_logprob == -4.75
     assert output.finished
     assert output.outputs[0].finish_reason == "length"
@@ -82,7 +82,7 @@ def test_the_sink_is_called_once_until_it_takes() -> None:
         job.feed(0, (token,), 1.0)
         job.flush()
     assert reported == [job]
-    assert job.take().outputs[0].token_ids == (1, 2, 3)
+    assert job.take().outputs[0].token_ids == [1, 2, 3]
     job.flush()
     assert reported == [job]  # nothing came since
     job.feed(0, (4,), 2.0)
@@ -106,7 +106,7 @@ def test_without_streaming_the_sink_is_called_at_the_end_of_all_samples() -> Non
     assert ended == ["a"]
     assert reported == [job]
     output = job.take()
-    assert [sample.token_ids for sample in output.outputs] == [(1, 2), (3,)]
+    assert [sample.token_ids for sample in output.outputs] == [[1, 2], [3]]
     assert output.finished
     assert output.metrics.output_tokens == 3
 
@@ -129,7 +129,7 @@ def test_what_goes_beyond_the_end_does_not_count() -> None:
     job.feed(0, (6,), 9.0)  # nor what comes after it
     job.flush()
     output = job.take()
-    assert output.outputs[0].token_ids == (1, 2, 3)
+    assert output.outputs[0].token_ids == [1, 2, 3]
     assert output.metrics.last_token_time == 1.0
 
 
@@ -148,7 +148,7 @@ def test_a_stop_string_is_found_where_it_is_complete(tokenizer: Tokenizer) -> No
     job.finish(end(7, "stop"))
     assert job.flush() == ()
     sample = job.take().outputs[0]
-    assert (sample.text, sample.token_ids) == ("abxy", tuple(tokens[:7]))
+    assert (sample.text, sample.token_ids) == ("abxy", list(tokens[:7]))
     assert (sample.finish_reason, sample.stop_reason) == ("stop", "xyz")
     assert reported == [job]
 
@@ -198,8 +198,8 @@ def test_a_request_that_goes_on_gives_what_comes_then(
         == (stop[0] if stop_length < 99 else None)
     )
     assert output.metrics.output_tokens == len(sample.token_ids)
-    sent = sum((earlier.token_ids for earlier in had), ())
-    assert sent + expected.token_ids == tokens[:cut] + sample.token_ids
+    sent = [token for earlier in had for token in earlier.token_ids]
+    assert [*sent, *expected.token_ids] == [*tokens[:cut], *sample.token_ids]
 
 
 def test_a_find_after_history_counts_all_output(tokenizer: Tokenizer) -> None:

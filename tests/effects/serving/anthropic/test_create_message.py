@@ -115,7 +115,7 @@ def writer(stream: bool) -> AnswerWriter:
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_without_a_word_is_whole_nevertheless(stream: bool) -> None:
     answer_writer = writer(stream)
-    last = CompletionOutput(index=0, text="", token_ids=(5,), finish_reason="stop")
+    last = CompletionOutput(index=0, text="", token_ids=[5], finish_reason="stop")
     events = [*answer_writer.write(0, last), *answer_writer.end(served(10, 1, 4))]
     bodies = [json.loads(event.data) for event in events]
     counted = {

@@ -69,9 +69,9 @@ def delta(
     return CompletionOutput(
         index=0,
         text=text,
-        token_ids=(),
+        token_ids=[],
         finish_reason=end,
-        logprobs=None if scores is None else tuple(scores),
+        logprobs=None if scores is None else list(scores),
     )
 
 
