@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from minfer.effects.runs.report import SPREADS
 from minfer.effects.runs.simulate_compare import COMPARED, value_at
 from minfer.values.checks import ConfigError
 
@@ -80,7 +81,8 @@ def write_plot(path: Path, runs: list[Figures]) -> None:
                 panel.plot([place] * len(values), values, "o", alpha=0.5)
                 middle = median(values)
                 panel.plot([place - 0.3, place + 0.3], [middle, middle], "k-")
-        panel.set_title(figure.title)
+        is_duration = figure.path[0] in SPREADS
+        panel.set_title(f"{figure.title}, seconds" if is_duration else figure.title)
         panel.set_xticks(range(len(labels)), labels, rotation=20, fontsize=8)
         panel.set_ylim(bottom=0)
     plot.savefig(path)

@@ -28,7 +28,6 @@ _ORDER: Final = (
     "ended",
     "admitted",
     "rank",
-    "start",
 )
 # Answers for laws that first come does not keep, such as promises of a user.
 _FIXED: Final[dict[str, tuple[Callable[..., Any], ...]]] = {
@@ -70,13 +69,10 @@ def with_method(
 
 
 def _replacements(policy: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
-    own = overridden_methods(policy)
-    first_come = FirstCome()
-    for name in _ORDER:
-        if name in own and name != "start":
-            yield name, getattr(first_come, name)
+    own, first_come = overridden_methods(policy), FirstCome()
     for name in _ORDER:
         if name in own:
+            yield name, getattr(first_come, name)
             yield from ((name, answer) for answer in _FIXED.get(name, ()))
 
 
