@@ -449,12 +449,6 @@ _GROUPS: Final = (
     ),
     _Group(
         _R,
-        "cached blocks are not published to other programs; `minfer route` gets "
-        "them over its own links",
-        "kv-events-config",
-    ),
-    _Group(
-        _R,
         "speculation is by lookups (ngram, suffix) or by a draft model; see "
         "--speculative-config",
         "diffusion-config engram-config",
