@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator
+from doctest import DocTestParser
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,7 @@ READMES: Final = [
 ]
 PAGES: Final = [*READMES, *sorted((ROOT / ".github").glob("*.md"))]
 LINK: Final = re.compile(r"\]\(([^)\s]+)\)")
+PARSER: Final = DocTestParser()
 CODE: Final = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 CARD: Final = ROOT / "effects" / "bundled" / "README.md"  # names a script of the past
 PATH: Final = re.compile(rf"`((?:{'|'.join(ROOMS)})/[\w./]+)`")
@@ -97,6 +99,8 @@ def test_files_that_are_named_are_there(path: Path) -> None:
 @pytest.mark.parametrize("path", READMES, ids=shown)
 def test_python_in_it_compiles(path: Path) -> None:
     for number, code in enumerate(blocks(path.read_text("utf-8"), "python")):
+        if code.startswith(">>> "):
+            code = "".join(example.source for example in PARSER.get_examples(code))
         compile(code, f"{shown(path)}: python block {number}", "exec")
 
 
