@@ -50,6 +50,7 @@ LEFT_OUT: Final = {
     "policy.py": "names of another file",
     "records/state_keeping.py": "settings alone",
     "routing/state.py": "records alone",
+    "sampling_params.py": "names of other files",
     "speculate/proposer.py": "a protocol",
     "values/pmap.py": "one import",
     "values/record.py": "a faster attrs.evolve",

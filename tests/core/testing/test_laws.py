@@ -31,7 +31,8 @@ def test_every_law_has_a_test_in_which_it_bites() -> None:
 
 
 def test_the_docs_list_every_law_beside_its_file() -> None:
-    text = (ROOM / "README.md").read_text("utf-8")
+    """Of the specification; the kit's own laws are in its section."""
+    text = (ROOM / "README.md").read_text("utf-8").partition("## The policy kit")[0]
     rows = re.findall(r"^\| `(\w+\.py)` \| .* \| (.*) \|$", text, re.MULTILINE)
     reported = {file: set(names.split(", ")) for file, names in rows if names != "-"}
     assert reported == laws()

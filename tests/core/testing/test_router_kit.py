@@ -207,14 +207,15 @@ def test_a_deferral_is_of_a_tenant_that_waits(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_decision_that_is_taken_otherwise_again_is_found() -> None:
+    asked = 0
+
     class Forgets(RoutingPolicy):
         """Answers four questions the same way: each decision is asked for twice."""
 
-        asked = 0
-
         def choose(self, state: Any, _: Any, candidates: Any) -> Any:
-            self.asked += 1
-            return named(candidates, (self.asked - 1) // 2), state
+            nonlocal asked
+            asked += 1
+            return named(candidates, (asked - 1) // 2), state
 
     trial = RouterTrial(Forgets())
     trial.tell(ReplicaJoined("a"))

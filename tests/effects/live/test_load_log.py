@@ -44,9 +44,10 @@ def test_a_line_is_due_every_ten_seconds_under_load() -> None:
 
 def test_the_counts_are_the_engines() -> None:
     with LLM(executor="dry") as llm:
-        log = LoadLog(llm.client.snapshot())
+        before = llm.client.snapshot()
+        log = LoadLog(before)
         llm.generate("def f(", SamplingParams(max_tokens=20, ignore_eos=True))
         snapshot = llm.client.snapshot()
-        line = log.line(evolve(snapshot, time=snapshot.time + 10.0))
+        line = log.line(evolve(snapshot, time=before.time + 10.0))
     assert line is not None
     assert line.startswith("running 0, waiting 0; tokens/s: 0.3 in, 2.0 out; KV cache")
