@@ -40,10 +40,10 @@ WATCH: Final = "effects/serving/observability/README.md"
 POLICIES: Final = "minfer/policies/README.md"
 
 Nav = Sequence[tuple[str, "str | Nav"]]
-# The module that prints what becomes of each of vLLM's options, if there is one.
+# The module that prints what becomes of each of vLLM's options.
 VLLM_MODULE: Final = "minfer.effects.cli.vllm_page"
 VLLM_PAGE: Final = "reference/vllm_options.md"
-VLLM_PAGES: Final = (("vLLM's options", VLLM_PAGE),) if find_spec(VLLM_MODULE) else ()
+VLLM_PAGES: Final = (("vLLM's options", VLLM_PAGE),)
 # The pages that users look for, in their order; `_other_pages` are all the others.
 MAIN: Final[Nav] = (
     ("Quickstart", "README.md"),
@@ -118,8 +118,7 @@ def write_docs(docs: Path) -> None:
         "reference/metrics.md": pages.metrics_page(),
         "reference/python.md": pages.python_page(),
     }
-    if VLLM_PAGES:
-        texts[VLLM_PAGE] = "\n".join(import_module(VLLM_MODULE).page_lines()) + "\n"
+    texts[VLLM_PAGE] = "\n".join(import_module(VLLM_MODULE).page_lines()) + "\n"
     for page, text in texts.items():
         target = docs / _published(page)
         target.parent.mkdir(parents=True, exist_ok=True)
