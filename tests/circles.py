@@ -23,6 +23,16 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+# No example database and no clock: the same tests on every machine, each time. New
+# examples are for
+# `--hypothesis-profile fresh`, for the swarm and for the whole plane's seeds.
+settings.register_profile(
+    "suite", database=None, deadline=None, derandomize=True, max_examples=25
+)
+settings.register_profile("all", settings.get_profile("suite"), max_examples=150)
+settings.register_profile("rest", settings.get_profile("suite"), max_examples=50)
+settings.register_profile("fresh", settings.get_profile("all"), derandomize=False)
+
 
 def long(values: Iterable[Any]) -> list[Any]:
     """Parameters that a plain run leaves out; a tuple has a value for each name."""

@@ -6,6 +6,8 @@ import signal
 import hypothesis
 import pytest
 
+from tests import circles as circles  # registers the profiles
+
 GPU = os.path.exists("/dev/nvidiactl")
 WORKERS = 8  # of `-n auto`, at most: each has to load torch
 # Small models on shared machines: threads that wait for each other cost more than they
@@ -19,21 +21,6 @@ if not GPU:
 # interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# No example database and no clock: the same tests on every machine, each time. New
-# examples are for
-# `--hypothesis-profile fresh`, for the swarm and for the whole plane's seeds.
-hypothesis.settings.register_profile(
-    "suite", database=None, deadline=None, derandomize=True, max_examples=25
-)
-hypothesis.settings.register_profile(
-    "all", hypothesis.settings.get_profile("suite"), max_examples=150
-)
-hypothesis.settings.register_profile(
-    "rest", hypothesis.settings.get_profile("suite"), max_examples=50
-)
-hypothesis.settings.register_profile(
-    "fresh", hypothesis.settings.get_profile("all"), derandomize=False
-)
 hypothesis.settings.load_profile("suite")
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from minfer.effects.runs.report import SPREADS
 from minfer.effects.runs.simulate_compare import COMPARED, value_at
+from minfer.extras import how_to_install
 from minfer.values.checks import ConfigError
 
 Figures = dict[str, Any]
@@ -53,9 +54,7 @@ def check_plot(path: Path) -> None:
     try:
         import matplotlib  # noqa: F401  # that it is there
     except ModuleNotFoundError:
-        raise ConfigError(
-            "--plot needs matplotlib: pip install 'minfer[bench]', or matplotlib"
-        ) from None
+        raise ConfigError(f"--plot needs matplotlib: {how_to_install('bench')}") from None
 
 
 def write_plot(path: Path, runs: list[Figures]) -> None:

@@ -44,7 +44,7 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(f"minfer.testing.{_LAZY[name]}"), name)
     except ModuleNotFoundError as error:
-        if error.name != "hypothesis":
+        if (error.name or "").partition(".")[0] != "hypothesis":
             raise
         what = f"minfer.testing.{name} needs hypothesis: {how_to_install('testing')}"
         raise ModuleNotFoundError(what, name="hypothesis") from None

@@ -45,7 +45,7 @@ EXAMPLES: Final = {
     ),
     "curl.sh": Example(r'(?s)"id":"bundled".*"text_completion".*data: \[DONE\]'),
     "journal_replay.py": Example(
-        r"(?s)verified +every decision.*Request '4'.*blocked by: rows"
+        r"(?s)verified +every decision.*Request '4'.*waiting for a free row"
     ),
     "langchain_chat.py": Example(
         r"(?s)^3 hours = 180 minutes.*\n--\n.*240 minutes",

@@ -413,7 +413,9 @@ class Reader(Client):
         llm, params = self.plane.llm, SamplingParams(**self.params)
         try:
             options: Any = {"request_id": self.name, "streaming": self.streaming}
-            async with aclosing(llm.generate(self.wish, params, **options)) as stream:
+            async with aclosing(
+                llm.generate_deltas(self.wish, params, **options)
+            ) as stream:
                 async for output in stream:
                     self.plane.hear()
                     self.got.append(output)
