@@ -1,11 +1,9 @@
 """`minfer serve`: a model over HTTP."""
 
 import argparse
-import atexit
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 from minfer.effects.cli.config_file import add_config_option
@@ -416,11 +414,6 @@ def complete(options: argparse.Namespace) -> None:
         options.scheduling_policy = POLICY
 
 
-def _in_process(pid: int, call: Callable[[], None]) -> Callable[[], None]:
-    """Returns a function that calls another one in this process alone."""
-    return lambda: call() if os.getpid() == pid else None
-
-
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal comes; returns the exit code."""
     # At once: what follows takes seconds, and tens of seconds for a large model.
@@ -432,7 +425,7 @@ def run(options: argparse.Namespace) -> int:
     from minfer.effects.serving.processes import server
     from minfer.effects.serving.processes.serve_processes import serve_in_processes
     from minfer.effects.serving.wire.descriptors import raise_limit
-    from minfer.effects.serving.wire.unix_sockets import PREFIX, remove
+    from minfer.effects.serving.wire.unix_sockets import PREFIX
 
     complete(options)
     set_level(options.log_level)
@@ -442,8 +435,6 @@ def run(options: argparse.Namespace) -> int:
     host, port, api_servers = options.host, options.port, options.api_processes
     if options.uds is not None:
         host = f"{PREFIX}{options.uds}"
-        # This process ends last; those it forks end without it.
-        atexit.register(_in_process(os.getpid(), partial(remove, options.uds)))
     if api_servers is None:
         api_servers = server.api_servers_by_cores()
     deployment = read_deployment(options)
