@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from minfer.effects.cli.commands import MODEL_WORD
 from minfer.effects.cli.config_file import add_config_option
 from minfer.effects.cli.exit_codes import guarded
 from minfer.effects.cli.options import (
@@ -65,7 +66,11 @@ MAX_PREPARERS: Final = 4  # at most, by default
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `minfer serve`."""
     parser.add_argument(
-        "model", nargs="?", default=argparse.SUPPRESS, help="the same as --model"
+        MODEL_WORD,
+        nargs="?",
+        default=argparse.SUPPRESS,
+        metavar="model",
+        help="the same as --model",
     )
     add = parser.add_argument_group("server").add_argument
     for group in (
