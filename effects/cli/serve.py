@@ -19,7 +19,7 @@ from minfer.effects.cli.options import (
 from minfer.effects.live.errors import REQUEST_TEMPLATE_OPTION
 from minfer.effects.net.secret_variables import remove_secrets
 from minfer.effects.setup.engine_args import EngineArgs
-from minfer.effects.setup.option_values import read_bytes
+from minfer.effects.setup.option_values import read_bytes, read_seconds
 from minfer.effects.text.tools.formats import AUTO, NONE
 from minfer.effects.text.tools.table import TOOLS
 from minfer.effects.text.tools.thinking import REASONING
@@ -232,7 +232,7 @@ def _process_options(add: Callable[..., Any]) -> None:
     )
     add(
         "--shutdown-timeout",
-        type=float,
+        type=read_seconds,
         default=30.0,
         metavar="SECONDS",
         help="how long requests that run may take to end after a SIGTERM; a second one "
@@ -240,7 +240,7 @@ def _process_options(add: Callable[..., Any]) -> None:
     )
     add(
         "--engine-timeout",
-        type=float,
+        type=read_seconds,
         default=60.0,
         metavar="SECONDS",
         help="kill the engine's process, and start it again, when for so long no step "
@@ -383,7 +383,7 @@ def _time_options(add: Callable[..., Any]) -> None:
     ):
         add(
             f"--{name}",
-            type=float,
+            type=read_seconds,
             default=default,
             metavar="SECONDS",
             help=f"seconds {meaning} (default: {default or 'any'})",
