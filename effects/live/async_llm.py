@@ -221,11 +221,12 @@ class AsyncLLM(ServedModel):
         self.frontend.check(processor)
         return processor, ready
 
-    async def abort(self, request_id: str) -> None:
-        """End a request: its reader gets a last output, with the finish reason
-        "cancelled".
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End a request, or several: their readers get a last output, with the finish
+        reason "cancelled". Ids of no live request are ignored.
         """
-        self.frontend.cancel([request_id])
+        ids = [request_id] if isinstance(request_id, str) else [*request_id]
+        self.frontend.cancel(ids)
 
     async def _deltas(
         self, processor: OutputProcessor, ready: asyncio.Event

@@ -405,7 +405,7 @@ def test_abort_ends_a_request_for_its_reader(slow: AsyncLLM) -> None:
         stream = slow.generate_deltas([1], ENDLESS, request_id="gone")
         outputs = [await anext(stream)]
         await slow.abort("gone")
-        await slow.abort("unknown")
+        await slow.abort(["unknown"])
         outputs += [output async for output in stream]
         assert outputs[-1].finished
         assert outputs[-1].outputs[0].finish_reason == "cancelled"
