@@ -16,6 +16,7 @@ from minfer.effects.cli.options import (
     engine_options,
     template_options,
 )
+from minfer.effects.cli.standard_streams import print_message
 from minfer.effects.live.errors import REQUEST_TEMPLATE_OPTION
 from minfer.effects.net.secret_variables import remove_secrets
 from minfer.effects.setup.engine_args import EngineArgs
@@ -61,6 +62,7 @@ WAITING_PER_SEQ: Final = 16  # waiting samples for each of --max-num-seqs
 POLICY: Final = "fair"  # between keys or addresses; a library's default is another
 LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 MAX_PREPARERS: Final = 4  # at most, by default
+_HOST, _PORT, _ROUTING = "127.0.0.1", 8000, "prefix"  # by default
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +95,7 @@ def listen_options(add: Callable[..., Any], port: int) -> None:
     """Add the options of the address to listen on, by default this port."""
     add(
         "--host",
-        default="127.0.0.1",
+        default=_HOST,
         help="address to listen on; 0.0.0.0 lets other machines in (default: "
         "%(default)s, this machine alone)",
     )
@@ -101,7 +103,7 @@ def listen_options(add: Callable[..., Any], port: int) -> None:
 
 
 def _address_options(add: Callable[..., Any]) -> None:
-    listen_options(add, 8000)
+    listen_options(add, _PORT)
     add(
         "--uds",
         metavar="PATH",
@@ -225,7 +227,7 @@ def _process_options(add: Callable[..., Any]) -> None:
     add(
         "--routing",
         choices=tuple(ROUTING_POLICIES),
-        default="prefix",
+        default=_ROUTING,
         help="how a request's replica is chosen: prefix, by what is cached and waits "
         "there; prefix_hash, by its first tokens; least_loaded; round_robin (default: "
         "%(default)s)",
@@ -419,6 +421,19 @@ def complete(options: argparse.Namespace) -> None:
         options.scheduling_policy = POLICY
 
 
+def unused_options(options: argparse.Namespace) -> list[str]:
+    """Returns a note about each option that has no effect beside the others."""
+    notes = list[str]()
+    if options.uds is not None and (options.host, options.port) != (_HOST, _PORT):
+        notes.append("--host and --port have no effect: --uds is in their place")
+    has_one_engine = options.replicas == 1 and not (
+        options.prefill or options.prefill_at or options.prefill_listen
+    )
+    if options.routing != _ROUTING and has_one_engine:
+        notes.append("--routing has no effect: there is one engine; add --replicas")
+    return notes
+
+
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal comes; returns the exit code."""
     # At once: what follows takes seconds, and tens of seconds for a large model.
@@ -433,6 +448,8 @@ def run(options: argparse.Namespace) -> int:
     from minfer.effects.serving.wire.unix_sockets import PREFIX
 
     complete(options)
+    for note in unused_options(options):
+        print_message(note)
     set_level(options.log_level)
     remove_secrets()
     args, http = server.read_options(options)
