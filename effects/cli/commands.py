@@ -16,6 +16,7 @@ from minfer.effects.cli.config_file import OPTION as CONFIG_OPTION
 from minfer.effects.cli.config_file import with_config
 from minfer.effects.cli.exit_codes import BAD_INPUT
 from minfer.effects.cli.plugins import policies_option
+from minfer.effects.setup.dotted_options import with_objects
 from minfer.effects.setup.flexible_parser import FlexibleArgumentParser, with_dashes
 from minfer.effects.setup.removed import refuse
 
@@ -81,7 +82,8 @@ class _CommandParser(CommandLineParser):
             refuse(self, RENAMED, verb="renamed")
         policies_option(self, default=argparse.SUPPRESS)
         self._show_only({"--help", *common})
-        words = given = with_dashes(sys.argv[1:] if args is None else args)
+        typed = with_dashes(sys.argv[1:] if args is None else args)
+        words = given = with_objects(typed)
         if CONFIG_OPTION in self._option_string_actions:
             words = with_config(words, self._find_option)
         self._add_vllm_options(words)
@@ -101,6 +103,8 @@ class _CommandParser(CommandLineParser):
         `given` as well, but then the same.
         """
         word = vars(parsed).pop(MODEL_WORD)
+        if word.startswith("-"):  # to argparse, an option with a blank is none
+            self.refuse_unknown([word])
         if word.lower() in _TRUTHS:
             self.error(
                 f"unrecognized argument {word!r}; a flag has no value: leave that out, "

@@ -240,6 +240,7 @@ def test_values_of_a_file(
         (("m", "--model", "n"), "two models, 'n' and 'm'"),
         (("--model", "n", "--api-key", "a", "b"), "two models, 'n' and 'b'"),
         (("--enforce-eager", "False"), "a flag has no value"),
+        (('--speculatve-config={"a": 1}',), "did you mean --speculative-config?"),
     ],
 )
 def test_a_word_is_no_model_by_accident(
