@@ -30,6 +30,7 @@ def test_keys_become_one_object(words: str, expected: str) -> None:
     ("words", "reason"),
     [
         ("--a.b", "--a.b needs a value"),
+        ("--a.b --c", "--a.b needs a value"),
         ("--a.b 1 --a {}", "as a whole and by keys"),
         ("--a={} --a.b 1", "as a whole and by keys"),
         ("--a.b 1 --a.b.c 2", "'b' has a value, and no keys"),
