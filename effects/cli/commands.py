@@ -19,6 +19,7 @@ from minfer.effects.cli.plugins import policies_option
 from minfer.effects.setup.dotted_options import with_objects
 from minfer.effects.setup.flexible_parser import FlexibleArgumentParser, with_dashes
 from minfer.effects.setup.removed import refuse
+from minfer.values.checks import ConfigError
 
 POLICY: Final = "--scheduling-policy"  # in all commands that have such an option
 MODEL_WORD: Final = "model_word"  # a model without its option; it becomes that one
@@ -83,7 +84,10 @@ class _CommandParser(CommandLineParser):
         policies_option(self, default=argparse.SUPPRESS)
         self._show_only({"--help", *common})
         typed = with_dashes(sys.argv[1:] if args is None else args)
-        words = given = with_objects(typed)
+        try:
+            words = given = with_objects(typed)
+        except ConfigError as error:
+            self.error(str(error))
         if CONFIG_OPTION in self._option_string_actions:
             words = with_config(words, self._find_option)
         self._add_vllm_options(words)

@@ -16,6 +16,7 @@ from minfer.values.checks import ConfigError
 
 # What may have keys. Neither may -0.5, nor a short option with its value, -ofile.html.
 _OPTION: Final = re.compile(r"--[a-zA-Z][\w-]*|-[acs]c")
+_KEYS: Final = re.compile(r"[\w.-]+\+?")  # no blanks: then it is a text, such as a prompt
 _LEVEL: Final = re.compile(r"-O=?(\d*)")  # vLLM's -O, -O3 and -O=3
 _LEVEL_OPTION, _COMPILATION = "--optimization-level", "--compilation-config"
 
@@ -32,7 +33,7 @@ def with_objects(words: Sequence[str]) -> list[str]:
             changed += [word, *rest]
             break
         option, dot, key = _in_full(word.partition("=")[0]).partition(".")
-        if not (dot and key and _OPTION.fullmatch(option)):
+        if not (dot and _OPTION.fullmatch(option) and _KEYS.fullmatch(key)):
             changed.append(_in_full(word))
             continue
         if option not in objects:

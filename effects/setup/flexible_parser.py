@@ -23,10 +23,12 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
             import sys
 
             args = sys.argv[1:]
-        try:
-            words = with_objects(with_dashes(args))
-        except ConfigError as error:
-            self.error(str(error))
+        words = with_dashes(args)
+        if self._subparsers is None:  # else the parser of the command does it
+            try:
+                words = with_objects(words)
+            except ConfigError as error:
+                self.error(str(error))
         return super().parse_known_args(words, namespace)
 
     def parse_args(  # type: ignore[override]  # likewise

@@ -104,7 +104,8 @@ def judge(option: VllmOption, word: str, shown: str) -> str:
         return f"{shown} changes nothing: {option.text}"
     if option.outcome is Outcome.HINT:
         return f"{shown} has no effect: {option.text}"
-    raise ConfigError(f"{shown} is not supported: {option.text}")
+    # Options without a text are those that minfer has, but not here.
+    raise ConfigError(f"{shown} is not supported: {option.text or _OF_THE_SERVER}")
 
 
 def as_word(value: Any) -> str:

@@ -250,3 +250,16 @@ def test_a_word_is_no_model_by_accident(
         parsed(*words)
     assert reason in capsys.readouterr().err
     assert parsed("m", "--model=m", "--port", "1").model == "m"
+
+
+def test_options_of_the_server_alone_are_named_as_such(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for words in (("--port", "80"), ("--config", "a.yaml"), ("--uds", "/a")):
+        with pytest.raises(SystemExit):
+            parser().parse_args(["generate", *words])
+        error = capsys.readouterr().err
+        assert "not supported: it is an option of minfer serve; leave it out" in error
+    with pytest.raises(SystemExit):
+        parser().parse_args(["serve", "--hf-overrides.a"])
+    assert "needs a value; see minfer serve --help" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from minfer.values.checks import ConfigError
             "--optimization-level=3 --optimization-level=1 --optimization-level 2",
         ),
         ("--c -0.5 -ofile.html x.y -- --a.b 1", "--c -0.5 -ofile.html x.y -- --a.b 1"),
-        ("--a. 1 --.b", "--a. 1 --.b"),
+        ("--a. 1 --.b --a.b(c 1", "--a. 1 --.b --a.b(c 1"),
     ],
 )
 def test_keys_become_one_object(words: str, expected: str) -> None:
@@ -40,6 +40,10 @@ def test_keys_become_one_object(words: str, expected: str) -> None:
 def test_keys_that_contradict_are_refused(words: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         with_objects(words.split())
+
+
+def test_a_text_with_blanks_is_no_option() -> None:
+    assert with_objects(["--a.b c"]) == ["--a.b c"]
 
 
 def test_underscores_of_keys_stay() -> None:
