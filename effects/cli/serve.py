@@ -410,8 +410,15 @@ def _time_options(add: Callable[..., Any]) -> None:
 
 def complete(options: argparse.Namespace) -> None:
     """Set, in place, the defaults of options whose default is another one for a library:
-    API keys, --max-waiting and --scheduling-policy.
+    API keys, --max-waiting and --scheduling-policy. Raises ConfigError for an empty key
+    or name, as of a variable that is not set.
     """
+    for option, texts in (
+        ("--api-key", options.api_key),
+        ("--served-model-name", options.served_model_name),
+    ):
+        if "" in (texts or ()):
+            raise ConfigError(f"{option} is empty; give a text, or leave it out")
     if options.api_key is None:
         options.api_key = [os.environ.get("MINFER_API_KEY", "")]
     if options.max_waiting is None:

@@ -121,3 +121,11 @@ def test_parsers_are_named_or_found(capsys: pytest.CaptureFixture[str]) -> None:
 def test_options_without_effect_are_named(options: str, named: str) -> None:
     notes = unused_options(parser().parse_args(["serve", *options.split()]))
     assert [note.partition(" ha")[0] for note in notes] == ([named] if named else [])
+
+
+@pytest.mark.parametrize("option", ["--api-key", "--served-model-name"])
+def test_what_is_empty_is_refused(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", option, "x", f"{option}="]) == 2
+    assert f"{option} is empty; give a text" in capsys.readouterr().err
