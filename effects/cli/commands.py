@@ -16,10 +16,15 @@ from minfer.effects.cli.config_file import OPTION as CONFIG_OPTION
 from minfer.effects.cli.config_file import with_config
 from minfer.effects.cli.exit_codes import BAD_INPUT
 from minfer.effects.cli.plugins import policies_option
+from minfer.effects.setup.dotted_options import with_objects
 from minfer.effects.setup.flexible_parser import FlexibleArgumentParser, with_dashes
 from minfer.effects.setup.removed import refuse
+from minfer.values.checks import ConfigError
 
 POLICY: Final = "--scheduling-policy"  # in all commands that have such an option
+MODEL_WORD: Final = "model_word"  # a model without its option; it becomes that one
+_MODEL: Final = "--model"
+_TRUTHS: Final = ("true", "false")
 RENAMED: Final = {"--policy": f"use {POLICY}"}
 
 
@@ -78,18 +83,48 @@ class _CommandParser(CommandLineParser):
             refuse(self, RENAMED, verb="renamed")
         policies_option(self, default=argparse.SUPPRESS)
         self._show_only({"--help", *common})
-        words = with_dashes(sys.argv[1:] if args is None else args)
+        typed = with_dashes(sys.argv[1:] if args is None else args)
+        try:
+            words = given = with_objects(typed)
+        except ConfigError as error:
+            self.error(str(error))
         if CONFIG_OPTION in self._option_string_actions:
-            words = with_config(words)
+            words = with_config(words, self._find_option)
         self._add_vllm_options(words)
         parsed, unknown = super().parse_known_args(words, namespace)
         if len(unknown) == 1 and not unknown[0].startswith("-"):
             unknown = self._take_late_word(parsed, unknown[0])
-        if unknown and "--model" in self._option_string_actions:
+        if unknown and _MODEL in self._option_string_actions:
             self._hint_at_model(unknown[0])
         if unknown:
             self.refuse_unknown(unknown)
+        if hasattr(parsed, MODEL_WORD):
+            self._take_model_word(parsed, given)
         return parsed, unknown
+
+    def _take_model_word(self, parsed: Any, given: Sequence[str]) -> None:
+        """Make the word that names the model the value of its option, which may be
+        `given` as well, but then the same.
+        """
+        word = vars(parsed).pop(MODEL_WORD)
+        if word.startswith("-"):  # to argparse, an option with a blank is none
+            self.refuse_unknown([word])
+        if word.lower() in _TRUTHS:
+            self.error(
+                f"unrecognized argument {word!r}; a flag has no value: leave that out, "
+                "or turn the flag off by --no-..."
+            )
+        has_option = any(name.partition("=")[0] == _MODEL for name in given)
+        if has_option and parsed.model != word:
+            self.error(
+                f"there are two models, {parsed.model!r} and {word!r}; leave one out"
+            )
+        parsed.model = word
+
+    def _find_option(self, name: str) -> argparse.Action | None:
+        """Returns the option of a name, also one of vLLM's."""
+        self._add_vllm_options([name])
+        return self._option_string_actions.get(name)
 
     def _add_vllm_options(self, words: Sequence[str]) -> None:
         """Add options of vLLM's that are among the words and that the command lacks."""

@@ -14,7 +14,7 @@ from minfer.effects.cli.serve import (
     tls_options,
 )
 from minfer.effects.net.secret_variables import remove_secrets
-from minfer.effects.setup.option_values import read_bytes
+from minfer.effects.setup.option_values import read_bytes, read_seconds
 from minfer.extras import how_to_install
 from minfer.routing.policies import ROUTING_POLICIES
 from minfer.values.checks import ConfigError
@@ -173,7 +173,7 @@ def _bound_options(add: Callable[..., Any]) -> None:
         ("shutdown-timeout", 30.0, "that requests have to end after a SIGTERM"),
     ):
         text = f"seconds {meaning} (default: %(default)g)"
-        add(f"--{name}", type=float, default=seconds, metavar="SECONDS", help=text)
+        add(f"--{name}", type=read_seconds, default=seconds, metavar="SECONDS", help=text)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,13 +1,12 @@
 """`minfer serve`: a model over HTTP."""
 
 import argparse
-import atexit
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
+from minfer.effects.cli.commands import MODEL_WORD
 from minfer.effects.cli.config_file import add_config_option
 from minfer.effects.cli.exit_codes import guarded
 from minfer.effects.cli.options import (
@@ -17,10 +16,11 @@ from minfer.effects.cli.options import (
     engine_options,
     template_options,
 )
+from minfer.effects.cli.standard_streams import print_message
 from minfer.effects.live.errors import REQUEST_TEMPLATE_OPTION
 from minfer.effects.net.secret_variables import remove_secrets
 from minfer.effects.setup.engine_args import EngineArgs
-from minfer.effects.setup.option_values import read_bytes
+from minfer.effects.setup.option_values import read_bytes, read_seconds
 from minfer.effects.text.tools.formats import AUTO, NONE
 from minfer.effects.text.tools.table import TOOLS
 from minfer.effects.text.tools.thinking import REASONING
@@ -62,12 +62,17 @@ WAITING_PER_SEQ: Final = 16  # waiting samples for each of --max-num-seqs
 POLICY: Final = "fair"  # between keys or addresses; a library's default is another
 LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 MAX_PREPARERS: Final = 4  # at most, by default
+_HOST, _PORT, _ROUTING = "127.0.0.1", 8000, "prefix"  # by default
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `minfer serve`."""
     parser.add_argument(
-        "model", nargs="?", default=argparse.SUPPRESS, help="the same as --model"
+        MODEL_WORD,
+        nargs="?",
+        default=argparse.SUPPRESS,
+        metavar="model",
+        help="the same as --model",
     )
     add = parser.add_argument_group("server").add_argument
     for group in (
@@ -90,7 +95,7 @@ def listen_options(add: Callable[..., Any], port: int) -> None:
     """Add the options of the address to listen on, by default this port."""
     add(
         "--host",
-        default="127.0.0.1",
+        default=_HOST,
         help="address to listen on; 0.0.0.0 lets other machines in (default: "
         "%(default)s, this machine alone)",
     )
@@ -98,7 +103,7 @@ def listen_options(add: Callable[..., Any], port: int) -> None:
 
 
 def _address_options(add: Callable[..., Any]) -> None:
-    listen_options(add, 8000)
+    listen_options(add, _PORT)
     add(
         "--uds",
         metavar="PATH",
@@ -222,14 +227,14 @@ def _process_options(add: Callable[..., Any]) -> None:
     add(
         "--routing",
         choices=tuple(ROUTING_POLICIES),
-        default="prefix",
+        default=_ROUTING,
         help="how a request's replica is chosen: prefix, by what is cached and waits "
         "there; prefix_hash, by its first tokens; least_loaded; round_robin (default: "
         "%(default)s)",
     )
     add(
         "--shutdown-timeout",
-        type=float,
+        type=read_seconds,
         default=30.0,
         metavar="SECONDS",
         help="how long requests that run may take to end after a SIGTERM; a second one "
@@ -237,7 +242,7 @@ def _process_options(add: Callable[..., Any]) -> None:
     )
     add(
         "--engine-timeout",
-        type=float,
+        type=read_seconds,
         default=60.0,
         metavar="SECONDS",
         help="kill the engine's process, and start it again, when for so long no step "
@@ -380,7 +385,7 @@ def _time_options(add: Callable[..., Any]) -> None:
     ):
         add(
             f"--{name}",
-            type=float,
+            type=read_seconds,
             default=default,
             metavar="SECONDS",
             help=f"seconds {meaning} (default: {default or 'any'})",
@@ -405,8 +410,15 @@ def _time_options(add: Callable[..., Any]) -> None:
 
 def complete(options: argparse.Namespace) -> None:
     """Set, in place, the defaults of options whose default is another one for a library:
-    API keys, --max-waiting and --scheduling-policy.
+    API keys, --max-waiting and --scheduling-policy. Raises ConfigError for an empty key
+    or name, as of a variable that is not set.
     """
+    for option, texts in (
+        ("--api-key", options.api_key),
+        ("--served-model-name", options.served_model_name),
+    ):
+        if "" in (texts or ()):
+            raise ConfigError(f"{option} is empty; give a text, or leave it out")
     if options.api_key is None:
         options.api_key = [os.environ.get("MINFER_API_KEY", "")]
     if options.max_waiting is None:
@@ -416,9 +428,17 @@ def complete(options: argparse.Namespace) -> None:
         options.scheduling_policy = POLICY
 
 
-def _in_process(pid: int, call: Callable[[], None]) -> Callable[[], None]:
-    """Returns a function that calls another one in this process alone."""
-    return lambda: call() if os.getpid() == pid else None
+def unused_options(options: argparse.Namespace) -> list[str]:
+    """Returns a note about each option that has no effect beside the others."""
+    notes = list[str]()
+    if options.uds is not None and (options.host, options.port) != (_HOST, _PORT):
+        notes.append("--host and --port have no effect: --uds is in their place")
+    has_one_engine = options.replicas == 1 and not (
+        options.prefill or options.prefill_at or options.prefill_listen
+    )
+    if options.routing != _ROUTING and has_one_engine:
+        notes.append("--routing has no effect: there is one engine; add --replicas")
+    return notes
 
 
 def run(options: argparse.Namespace) -> int:
@@ -432,9 +452,11 @@ def run(options: argparse.Namespace) -> int:
     from minfer.effects.serving.processes import server
     from minfer.effects.serving.processes.serve_processes import serve_in_processes
     from minfer.effects.serving.wire.descriptors import raise_limit
-    from minfer.effects.serving.wire.unix_sockets import PREFIX, remove
+    from minfer.effects.serving.wire.unix_sockets import PREFIX
 
     complete(options)
+    for note in unused_options(options):
+        print_message(note)
     set_level(options.log_level)
     remove_secrets()
     args, http = server.read_options(options)
@@ -442,8 +464,6 @@ def run(options: argparse.Namespace) -> int:
     host, port, api_servers = options.host, options.port, options.api_processes
     if options.uds is not None:
         host = f"{PREFIX}{options.uds}"
-        # This process ends last; those it forks end without it.
-        atexit.register(_in_process(os.getpid(), partial(remove, options.uds)))
     if api_servers is None:
         api_servers = server.api_servers_by_cores()
     deployment = read_deployment(options)

@@ -23,7 +23,7 @@ from minfer.effects.setup.vllm_options import (
     VllmOption,
     vllm_options,
 )
-from minfer.effects.setup.vllm_settings import GIB, SPECULATIVE_KEYS, judge
+from minfer.effects.setup.vllm_settings import SPECULATIVE_KEYS, bytes_of_gib, judge
 from minfer.values.checks import ConfigError
 
 _NARGS: Final[dict[str, Any]] = {FLAG: 0, "value": None, "many": "+", "optional": "?"}
@@ -81,9 +81,10 @@ _Convert = Callable[[Any, Any], Any]
 
 def _read_offloading(_: Any, word: str) -> int:
     try:
-        return int(float(word) * GIB)
+        size: float | str = float(word)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{word!r} is not a number of GiB") from None
+        size = word
+    return bytes_of_gib(size)
 
 
 def _speculative(key: str) -> _Convert:

@@ -10,8 +10,9 @@ in one piece.
 import asyncio
 import contextlib
 import secrets
+import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -51,6 +52,7 @@ class AsyncLLM(ServedModel):
         super()._attach(client, first)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._readers = 0  # in that loop
+        self._entry = threading.Lock()  # while either changes
         self._ready: deque[asyncio.Event] = (
             deque()
         )  # of readers whose requests have new output
@@ -221,48 +223,61 @@ class AsyncLLM(ServedModel):
         self.frontend.check(processor)
         return processor, ready
 
-    async def abort(self, request_id: str) -> None:
-        """End a request: its reader gets a last output, with the finish reason
-        "cancelled".
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End a request, or several: their readers get a last output, with the finish
+        reason "cancelled". Ids of no live request are ignored.
         """
-        self.frontend.cancel([request_id])
+        ids = [request_id] if isinstance(request_id, str) else [*request_id]
+        self.frontend.cancel(ids)
 
     async def _deltas(
         self, processor: OutputProcessor, ready: asyncio.Event
     ) -> AsyncGenerator[RequestOutput]:
+        with self._reading():
+            self.frontend.submit([processor])
+            try:
+                while True:
+                    await ready.wait()
+                    ready.clear()
+                    # Log-probabilities of a long prompt take a while to read.
+                    reads_scores = processor.scores is not None and bool(
+                        processor.scores.unread_chunks
+                    )
+                    output = (
+                        await asyncio.to_thread(processor.take)
+                        if reads_scores
+                        else processor.take()
+                    )
+                    if processor.rejected:  # all else was checked: the queue is full now
+                        raise OverloadedError(f"{processor.rejected}; try again later")
+                    yield output
+                    if output.finished:
+                        return
+            finally:
+                if not processor.finished:
+                    self.frontend.cancel([processor.request.id])
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Count a reader in the running event loop. Raises RuntimeError if there are
+        readers in another.
+        """
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            if self._readers:
-                raise RuntimeError(
-                    "an AsyncLLM serves one event loop; it has readers in another"
-                )
-            self._loop = loop
-            self._wake_scheduled = False
-            self._ready.clear()
-        self.frontend.submit([processor])
-        self._readers += 1
+        with self._entry:  # the other loop may be another thread's
+            if self._loop is not loop:
+                if self._readers:
+                    raise RuntimeError(
+                        "an AsyncLLM serves one event loop; it has readers in another"
+                    )
+                self._loop = loop
+                self._wake_scheduled = False
+                self._ready.clear()
+            self._readers += 1
         try:
-            while True:
-                await ready.wait()
-                ready.clear()
-                # Log-probabilities of a long prompt take a while to read.
-                reads_scores = processor.scores is not None and bool(
-                    processor.scores.unread_chunks
-                )
-                output = (
-                    await asyncio.to_thread(processor.take)
-                    if reads_scores
-                    else processor.take()
-                )
-                if processor.rejected:  # all else was checked: the queue was full by then
-                    raise OverloadedError(f"{processor.rejected}; try again later")
-                yield output
-                if output.finished:
-                    return
+            yield
         finally:
-            self._readers -= 1
-            if not processor.finished:
-                self.frontend.cancel([processor.request.id])
+            with self._entry:
+                self._readers -= 1
 
     def _note_ready(self, ready: asyncio.Event, processor: OutputProcessor) -> None:
         """Note that a request has new output, in the thread in which outputs come."""

@@ -30,7 +30,7 @@ from minfer.effects.live.input_processing import input_processor
 from minfer.effects.live.input_processing.input_processor import Params, TokenizedPrompt
 from minfer.effects.live.input_processing.prompts import Prompt, as_list
 from minfer.effects.live.input_processing.template_settings import read_call_template
-from minfer.effects.live.pooling_params import PoolingParams
+from minfer.effects.live.pooling_params import PoolingParams, pooling_params_for
 from minfer.effects.live.served_model import ServedModel as ServedModel
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.effects.text.outputs import EmbeddingRequestOutput, RequestOutput
@@ -207,7 +207,7 @@ class LLM(ServedModel):
         prompts: Prompts,
         *,
         use_tqdm: Progress = True,
-        pooling_params: PoolingParams | None = None,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         lora_request: object = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         pooling: str | None = None,
@@ -218,16 +218,19 @@ class LLM(ServedModel):
 
         It is of hidden states after the model's final norm: the last token's, or with
         `pooling` "mean" the mean of all tokens'; of length 1, unless `normalize` is
-        false. `pooling_params` say the same in vLLM's names. Prompts and errors are as
-        for `generate`; a prompt that fails has no vector but an error.
+        false. `pooling_params`, one for all or one for each, say the same in vLLM's
+        names. Prompts and errors are as for `generate`; a prompt that fails has no
+        vector but an error.
         """
         refuse_given(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
-        params = pooling_params or PoolingParams()
-        if pooling is not None:
-            params = evolve(params, pooling=pooling)
-        if normalize is not None:
-            params = evolve(params, use_activation=normalize)
         inputs = as_list(prompts)
+        params = pooling_params_for(
+            pooling_params, len(inputs), self.setup.spec.hidden_size
+        )
+        if pooling is not None:
+            params = [evolve(each, pooling=pooling) for each in params]
+        if normalize is not None:
+            params = [evolve(each, use_activation=normalize) for each in params]
         hints = input_processor.scheduling_hints_for(priority, len(inputs))
         inbox: Inbox = SimpleQueue()
         with self.numbers:
@@ -237,7 +240,7 @@ class LLM(ServedModel):
                 return self._make_processor(
                     inputs[i],
                     inbox.put,
-                    params.pooling,
+                    params[i].pooling,
                     count=first + i,
                     urgency=hints[i],
                 )
@@ -254,7 +257,7 @@ class LLM(ServedModel):
     def encode(
         self,
         prompts: Prompts,
-        pooling_params: PoolingParams | None = None,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         use_tqdm: Progress = True,
         lora_request: object = None,
@@ -279,15 +282,21 @@ class LLM(ServedModel):
         )
 
     def _complete_embeddings(
-        self, batch: RequestBatch, advance: Callable[[], object], params: PoolingParams
+        self,
+        batch: RequestBatch,
+        advance: Callable[[], object],
+        params: Sequence[PoolingParams],
     ) -> list[EmbeddingRequestOutput]:
         """Submit jobs, and wait for all; any exception cancels them."""
         outputs: dict[str, EmbeddingRequestOutput] = {}
+        params_of = dict(zip(batch.processors, params, strict=True))
         try:
             self.frontend.submit(batch.processors)
             for _ in batch.processors:
-                output = batch.inbox.get().embedding(
-                    normalize=params.normalize, dimensions=params.dimensions
+                processor = batch.inbox.get()
+                output = processor.embedding(
+                    normalize=params_of[processor].normalize,
+                    dimensions=params_of[processor].dimensions,
                 )
                 outputs[output.request_id] = output
                 advance()

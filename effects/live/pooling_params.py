@@ -1,9 +1,11 @@
 """How a prompt becomes a vector, in vLLM's names."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from attrs import frozen
 
+from minfer.effects.live.errors import RequestError
 from minfer.records.request import LAST, POOLINGS
 from minfer.sampling.vllm_names import Absent, takes_neutral
 from minfer.values.checks import ParameterError, check_flag, check_number
@@ -47,3 +49,31 @@ class PoolingParams:
     def normalize(self) -> bool:
         """Whether the vector is scaled to length 1."""
         return self.use_activation is not False
+
+
+def pooling_params_for(
+    params: PoolingParams | Sequence[PoolingParams] | None, num_prompts: int, size: int
+) -> list[PoolingParams]:
+    """Returns the parameters of each prompt, whose vector has `size` numbers. Raises
+    RequestError.
+    """
+    default = params or PoolingParams()
+    each = [*default] if isinstance(default, Sequence) else [default] * num_prompts
+    for given in each:
+        if not isinstance(given, PoolingParams):
+            raise RequestError(
+                f"pooling_params must be PoolingParams, not a {type(given).__name__}",
+                param="pooling_params",
+            )
+        if given.dimensions is not None and given.dimensions > size:
+            raise RequestError(
+                f"dimensions: this model's vectors have {size}; leave it out",
+                param="dimensions",
+            )
+    if len(each) != num_prompts:
+        raise RequestError(
+            f"{len(each)} pooling_params for {num_prompts} prompts; give one, or one for "
+            "each prompt",
+            param="pooling_params",
+        )
+    return each

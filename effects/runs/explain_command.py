@@ -45,7 +45,7 @@ from minfer.effects.runs.explain_search import render_search, search_figures
 from minfer.effects.runs.explain_verdict import verdict
 from minfer.effects.runs.explain_words import cause_of
 from minfer.effects.runs.policy_overrides import strict_option, warn_of_overrides
-from minfer.effects.runs.recorded import machine_of, read_each, wire_name
+from minfer.effects.runs.recorded import machine_of, note_torn, read_each, wire_name
 from minfer.effects.runs.report import draft_figures
 from minfer.effects.runs.run_verdict import run_verdict
 from minfer.journal.format import JournalError
@@ -209,6 +209,7 @@ def _list_requests(options: argparse.Namespace) -> int:
         config = journal.config
         requests = list_requests(config, turns, run.name, machine_of(journal))
         warn_of_overrides(run.name, config.policy, overrides)
+        note_torn(journal)
         return _Listing(config, requests)
 
     listings, code = read_each(all_runs_in(options.file), find)
@@ -259,6 +260,7 @@ def _explain_in(run: RunFiles, name: str, *, strict: bool) -> list[dict[str, Any
     warn_of_overrides(run.name, journal.config.policy, overrides)
     if not explanations:
         journal.request_ids(strict=True)  # raises if it is where the file is damaged
+    note_torn(journal)
     counts = {"overrides": overrides.figures()}
     return [
         {**explanation, **counts, **place_of(run, journal)}

@@ -52,6 +52,12 @@ def read_each(
     return results, code
 
 
+def note_torn(journal: Journal) -> None:
+    """Print what is cut off at the end of a journal that was read, as in a crash."""
+    for torn in journal.torn:
+        print(f"minfer: {torn}", file=sys.stderr)
+
+
 def machine_of(journal: Journal) -> str:
     """The machine of a run's engine, or nothing: of redacted journals, and of those that
     earlier versions wrote, it is not known.

@@ -32,7 +32,7 @@ from minfer.effects.runs.simulate_drafts import (
     draft_results,
     with_draft_cost,
 )
-from minfer.effects.runs.simulate_files import check_plot, write_files
+from minfer.effects.runs.simulate_files import check_files, write_files
 from minfer.effects.runs.simulate_find import find
 from minfer.effects.runs.simulate_options import (
     LIST_HELP,
@@ -189,8 +189,7 @@ def _check_early(options: argparse.Namespace) -> None:
         raise ConfigError(
             f"--slo-share is a share, from 0 to 1, not {options.slo_share:g}"
         )
-    if options.plot is not None:
-        check_plot(options.plot)
+    check_files(options)
 
 
 def _about(options: argparse.Namespace, trace: ArrivalTrace, cost: ChosenCost) -> Figures:

@@ -47,8 +47,24 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return cells
 
 
-def check_plot(path: Path) -> None:
-    """Raise ConfigError if a plot cannot be written there."""
+def check_files(options: argparse.Namespace) -> None:
+    """Raise ConfigError if a file that the options ask for cannot be written."""
+    for option, path in (
+        ("--csv", options.csv),
+        ("--plot", options.plot),
+        ("--save-cost", options.save_cost),
+    ):
+        if path is None:
+            continue
+        if path.is_dir():
+            raise ConfigError(f"{option} {path}: this is a folder; name a file in it")
+        if not path.parent.is_dir():
+            raise ConfigError(f"{option} {path}: its folder is not there; make it first")
+    if options.plot is not None:
+        _check_plot(options.plot)
+
+
+def _check_plot(path: Path) -> None:
     if path.suffix not in _SUFFIXES:
         raise ConfigError(f"--plot {path}: its name must end in {', '.join(_SUFFIXES)}")
     try:

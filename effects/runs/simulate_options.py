@@ -24,6 +24,7 @@ from minfer.values.checks import ConfigError
 POOL: Final = 30_000 * 64  # tokens of KV cache that a 7B model leaves room for on an H200
 # Seconds to move a token's KV of a 7B model between device and host: 18 ms for 16k.
 HOST_TOKEN_SECONDS: Final = 1.1e-6
+DEFAULT_ROUTING: Final = "prefix"
 LIST_HELP: Final = "of several, all combinations are run"
 _UPPER_LIMIT: Final = 2**31  # no option takes a number as large
 
@@ -137,8 +138,7 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
     add(
         "--routing",
         choices=tuple(ROUTING_POLICIES),
-        default="prefix",
-        help="which of several --replicas gets a request (default: prefix)",
+        help=f"which of several --replicas gets a request (default: {DEFAULT_ROUTING})",
     )
     add(
         "--cost",
@@ -194,6 +194,8 @@ def check_options(options: argparse.Namespace, cases: list[Case]) -> None:
         raise ConfigError("--host-page-seconds needs --host-blocks: how many there are")
     if options.replicas > 1:
         _check_replicas(options, cases)
+    elif options.routing is not None:
+        raise ConfigError("--routing chooses among several engines: add --replicas")
 
 
 def _check_replicas(options: argparse.Namespace, cases: list[Case]) -> None:

@@ -18,7 +18,7 @@ from minfer.effects.runs.policy_overrides import (
 )
 from minfer.effects.runs.report import Report, combined_figures
 from minfer.effects.runs.simulate_drafts import draft_results
-from minfer.effects.runs.simulate_options import Case
+from minfer.effects.runs.simulate_options import DEFAULT_ROUTING, Case
 from minfer.journal.overrides import OverrideCounts
 from minfer.policies.builtin import POLICIES, policy_named
 from minfer.records.config import SIZES
@@ -126,7 +126,7 @@ def _run_replicas(
     """The figures of replicas together. A request's time begins as it reaches the
     router.
     """
-    config = case.config
+    config, routing = case.config, options.routing or DEFAULT_ROUTING
     reports = {
         f"replica-{number}": Report(
             config, options.slo_ttft, options.slo_tpot, overrides=overrides
@@ -136,7 +136,7 @@ def _run_replicas(
     times = dict[str, float]()
     simulation = ReplicaSimulation(
         config,
-        router_of(options.routing, cost, config.block_size),
+        router_of(routing, cost, config.block_size),
         tuple(reports),
         cost,
         _noted(arrivals, times),
@@ -145,7 +145,7 @@ def _run_replicas(
     num_unrouted = _fold_replicas(simulation, reports, times)
     figures = combined_figures([*reports.values()])
     figures["unfinished"] += num_unrouted
-    return {"replicas": options.replicas, "routing": options.routing, **figures}
+    return {"replicas": options.replicas, "routing": routing, **figures}
 
 
 def _fold_replicas(

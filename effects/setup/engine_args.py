@@ -22,6 +22,7 @@ from minfer.effects.setup.kv_events_settings import KvEventsConfig, kv_events_co
 from minfer.effects.setup.option_values import (
     BYTES,
     COUNT,
+    FLAG,
     FOLDER,
     KV_EVENTS,
     LENGTH,
@@ -36,6 +37,7 @@ from minfer.effects.setup.option_values import (
     WORD,
     one_of,
     option,
+    own_value,
     whole_number,
 )
 from minfer.effects.setup.removed import refuse
@@ -80,6 +82,11 @@ def _takes_vllm_settings(cls: type[_Args]) -> type[_Args]:
             from minfer.effects.setup.vllm_settings import read_settings  # a table
 
             settings = read_settings(cls.__name__, settings, known)
+        settings = {
+            name: own_value(name, value)
+            for name, value in settings.items()
+            if value is not None  # in vLLM's names: as if it were left out
+        }
         own_init(self, *values, **settings)
 
     cls.__init__ = init  # type: ignore[assignment]  # its signature is the same
@@ -330,7 +337,8 @@ class EngineArgs(ModelArg):
     kv_disk_secret: str = field(default="", repr=False)
     # Other engines that it sends KV blocks to, or gets them from.
     kv_peers: PeerPlan | None = field(default=None, repr=False)
-    skip_tokenizer_init: bool = False  # token ids in, token ids out
+    # Token ids in, token ids out.
+    skip_tokenizer_init: bool = field(default=False, validator=FLAG)
     max_waiting: int = field(default=2**20, validator=COUNT)  # waiting samples
     executor: str = field(default="torch", validator=one_of(EXECUTORS))
     streaming: bool = False  # outputs are streamed: no step may take long

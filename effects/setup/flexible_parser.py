@@ -1,12 +1,15 @@
 """A command line's parser that takes what vLLM's takes: underscores in the names of
-options, and that names the nearest option where one is wrong.
+options, and keys of JSON objects behind a dot. It names the nearest option where one is
+wrong.
 """
 
 import argparse
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from minfer.effects.setup.dotted_options import with_objects
 from minfer.effects.setup.nearest import nearest
+from minfer.values.checks import ConfigError
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
@@ -20,7 +23,13 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
             import sys
 
             args = sys.argv[1:]
-        return super().parse_known_args(with_dashes(args), namespace)
+        words = with_dashes(args)
+        if self._subparsers is None:  # else the parser of the command does it
+            try:
+                words = with_objects(words)
+            except ConfigError as error:
+                self.error(str(error))
+        return super().parse_known_args(words, namespace)
 
     def parse_args(  # type: ignore[override]  # likewise
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -40,13 +49,16 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
 
 
 def with_dashes(words: Iterable[str]) -> list[str]:
-    """Returns arguments with dashes in the names of options, in place of underscores."""
+    """Returns arguments with dashes in the names of options, in place of underscores.
+    Keys behind a dot stay as they are.
+    """
     changed: list[str] = []
     options_end = False
     for word in words:
         options_end = options_end or word == "--"
         name, equals, value = word.partition("=")
         if word.startswith("--") and not options_end:
-            word = name.replace("_", "-") + equals + value
+            option, dot, key = name.partition(".")
+            word = option.replace("_", "-") + dot + key + equals + value
         changed.append(word)
     return changed

@@ -78,6 +78,15 @@ class KvEventsConfig:
     # events, by which its ports follow those above.
     rank: int = 0
 
+    def __attrs_post_init__(self) -> None:
+        replay = self.replay_endpoint
+        if replay is not None and _meet(self.endpoint, replay, self.rank):
+            raise ConfigError(
+                f"{SETTING}: endpoint {self.endpoint!r} and replay_endpoint {replay!r} "
+                "are the same address, or that of another engine; choose ports that are "
+                "at least as far apart as there are engines"
+            )
+
     @property
     def publishes(self) -> bool:
         """Whether there are events."""
@@ -94,6 +103,15 @@ class KvEventsConfig:
             replay_endpoint=self.replay_endpoint
             and _address_of(self.replay_endpoint, rank),
         )
+
+
+def _meet(endpoint: str, replay_endpoint: str, rank: int) -> bool:
+    """Whether an address of the engine number `rank` is one of an engine up to it."""
+    host, _, port = endpoint.rpartition(":")
+    replay_host, _, replay_port = replay_endpoint.rpartition(":")
+    if host.startswith("tcp://") and host == replay_host:
+        return abs(int(port) - int(replay_port)) <= rank
+    return endpoint == replay_endpoint
 
 
 def _address_of(address: str, rank: int) -> str:

@@ -6,6 +6,7 @@ whatever its source, and argparse's parameters to make such a value of a word.
 
 import argparse
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -31,9 +32,28 @@ VALUE_ALIASES: Final[Mapping[str, Mapping[str, str]]] = {
         "fp8_per_tensor": "fp8",
     },
     "load_format": {"safetensors": "auto", "hf": "auto", "gguf": "auto"},
+    "dtype": {f"torch.{name}": name for name in ("float16", "bfloat16", "float32")},
 }
 AUTO_LENGTH: Final = -1  # of `max_model_len`: as many tokens as fit into memory
 MIN_CONTEXT_TOKENS: Final = 2  # tokens of a context
+
+
+def own_value(setting: str, value: Any) -> Any:
+    """Returns minfer's name of a value of a setting, if vLLM has another one for it."""
+    names = VALUE_ALIASES.get(setting, {})
+    is_dtype = type(value).__module__ == "torch"
+    return names.get(str(value), value) if is_dtype or isinstance(value, str) else value
+
+
+def read_seconds(text: str) -> float:
+    """Returns a finite number of seconds that is not negative."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0")
+    return seconds
 
 
 def read_bytes(text: str) -> int:
@@ -64,11 +84,13 @@ def read_length(text: str) -> int:
 
 
 def _read_size(text: str) -> int | None:
-    """Returns a number with a unit; None: it is none."""
+    """Returns a number with a unit, or a whole number; None: it is neither."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         return None
     number, unit = match.groups()
+    if "." in number and not unit:
+        return None
     base = 1000 if unit.islower() else 1024
     return int(float(number) * base ** _UNITS.index(unit[:1].lower() or " "))
 
@@ -176,6 +198,14 @@ def _is_path(value: Any) -> bool:
     return isinstance(value, str | Path | None)
 
 
+def _is_model(value: Any) -> bool:
+    return _is_path(value) and value != ""
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
 def _is_template(value: Any) -> bool:
     return isinstance(value, str | Path | CustomTemplate | None)
 
@@ -214,7 +244,7 @@ LENGTH: Final = OptionKind(
 )
 BYTES: Final = whole_number(1, "BYTES", read_bytes)
 SHARE: Final = OptionKind("above 0 and at most 1", _is_share, "SHARE", float)
-MODEL: Final = OptionKind("the path of a checkpoint folder", _is_path, "MODEL")
+MODEL: Final = OptionKind("the path of a checkpoint folder", _is_model, "MODEL")
 FOLDER: Final = OptionKind("a folder", _is_path, "DIR")
 TEMPLATE: Final = OptionKind(
     "the path of a file, or a template's text", _is_template, "FILE"
@@ -222,6 +252,7 @@ TEMPLATE: Final = OptionKind(
 OBJECT: Final = OptionKind(
     "a mapping of names to values", _is_object, "JSON", read_json_object
 )
+FLAG: Final = OptionKind("true or false", _is_flag)
 WORD: Final = OptionKind("a word", _is_word, "WORD")
 TEXT: Final = OptionKind(
     "a word", lambda value: value is None or isinstance(value, str), "NAME"
@@ -255,4 +286,5 @@ def option(default: Any, text: str, kind: OptionKind | None = None) -> Any:
         arguments = {"action": argparse.BooleanOptionalAction}
     else:
         arguments = {"action": "store_true"}
-    return field(default=default, validator=kind, metadata={"help": text, **arguments})
+    metadata = {"help": text, **arguments}
+    return field(default=default, validator=kind or FLAG, metadata=metadata)

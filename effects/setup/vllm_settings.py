@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from minfer.effects.setup.nearest import nearest
-from minfer.effects.setup.option_values import VALUE_ALIASES
+from minfer.effects.setup.option_values import own_value
 from minfer.effects.setup.vllm_options import (
     FORMER,
     OFF,
@@ -16,7 +16,7 @@ from minfer.effects.setup.vllm_options import (
     VllmOption,
     vllm_options,
 )
-from minfer.values.checks import ConfigError
+from minfer.values.checks import MAX_INT64, ConfigError, is_number
 
 _log = logging.getLogger("minfer.settings")
 GIB: Final = 2**30
@@ -38,9 +38,7 @@ def read_settings(
     and a remedy, and TypeError for a name that vLLM has neither.
     """
     own = {
-        name: VALUE_ALIASES.get(name, {}).get(value, value)
-        if isinstance(value, str)
-        else value
+        name: own_value(name, value)
         for name, value in settings.items()
         if name in known and value is not None
     }
@@ -65,7 +63,7 @@ def _translate(
         return {}
     match name:
         case "kv_offloading_size":
-            return {"kv_host_memory": int(value * GIB)}
+            return {"kv_host_memory": bytes_of_gib(value)}
         case "mamba_ssm_cache_dtype":
             return {"state_dtype": value}
         case "async_scheduling" if value is False:
@@ -86,6 +84,16 @@ def _translate(
     return {}
 
 
+def bytes_of_gib(value: Any) -> int:
+    """Returns the bytes of vLLM's `kv_offloading_size`. Raises ConfigError."""
+    if not is_number(value) or not 0 < value <= MAX_INT64 / GIB:
+        raise ConfigError(
+            f"kv_offloading_size must be a number of GiB above 0, not {value!r:.80}; "
+            "leave it out for none"
+        )
+    return int(value * GIB)
+
+
 def judge(option: VllmOption, word: str, shown: str) -> str:
     """Returns a note about a value without effect, or nothing for one that asks for
     nothing. Raises ConfigError for a value that cannot be had.
@@ -96,7 +104,8 @@ def judge(option: VllmOption, word: str, shown: str) -> str:
         return f"{shown} changes nothing: {option.text}"
     if option.outcome is Outcome.HINT:
         return f"{shown} has no effect: {option.text}"
-    raise ConfigError(f"{shown} is not supported: {option.text}")
+    # Options without a text are those that minfer has, but not here.
+    raise ConfigError(f"{shown} is not supported: {option.text or _OF_THE_SERVER}")
 
 
 def as_word(value: Any) -> str:

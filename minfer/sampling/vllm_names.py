@@ -32,7 +32,17 @@ _NO_LOGITS_CODE: Final = (
     "or structured_outputs"
 )
 _NO_REPLAY: Final = "tokens are not forced while decoding; give them as the prompt"
+_BEAM_SEARCH: Final = "use LLM.beam_search with BeamSearchParams"
 SAMPLING: Final[Mapping[str, Absent]] = {
+    # Of vLLM's earlier releases, from here on.
+    "early_stopping": Absent(_BEAM_SEARCH, (False,)),
+    "guided_decoding": Absent(
+        "use structured_outputs=StructuredOutputsParams(...), with the same fields"
+    ),
+    "length_penalty": Absent(_BEAM_SEARCH, (1,)),
+    "truncate_prompt_tokens": Absent("give the last tokens of the prompt as its ids"),
+    "use_beam_search": Absent(_BEAM_SEARCH, (False,)),
+    # Of its present one, from here on.
     "extra_args": Absent(_NO_LOGITS_CODE, (None, {})),
     "logits_processors": Absent(_NO_LOGITS_CODE, (None, [], ())),
     "flat_logprobs": Absent(

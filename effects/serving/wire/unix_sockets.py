@@ -1,8 +1,9 @@
 """A Unix socket to listen at, in place of a host and port: `--uds`."""
 
-import contextlib
+import atexit
 import os
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,10 +19,12 @@ def unix_path(host: str) -> str | None:
 
 def listen_at_path(path: str, backlog: int) -> socket.socket:
     """Returns a socket that listens at a path; one that a server left there is replaced.
-    Raises ConfigError.
+    It is removed when this process ends. Raises ConfigError.
     """
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        if not path:  # to the system, that is an address of its own choice
+            raise OSError("the path is empty")  # noqa: TRY301 - in the form of its errors
         _remove_unused(path)
         listening.bind(path)
         listening.listen(backlog)
@@ -31,13 +34,15 @@ def listen_at_path(path: str, backlog: int) -> socket.socket:
         raise ConfigError(
             f"cannot listen at {path!r}: {reason}; choose another path with --uds"
         ) from None
+    # Processes that this one forks end before it, and without it.
+    atexit.register(partial(_remove_own, Path(path).absolute(), os.getpid()))
     return listening
 
 
-def remove(path: str) -> None:
-    """Remove a socket, if it is there."""
-    with contextlib.suppress(OSError):
-        os.unlink(path)
+def _remove_own(path: Path, pid: int) -> None:
+    """Remove a socket in the process that listened at it alone."""
+    if os.getpid() == pid:
+        path.unlink(missing_ok=True)
 
 
 def _remove_unused(path: str) -> None:
@@ -48,4 +53,4 @@ def _remove_unused(path: str) -> None:
         try:
             probe.connect(path)
         except ConnectionRefusedError:
-            remove(path)
+            Path(path).unlink(missing_ok=True)

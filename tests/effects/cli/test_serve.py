@@ -8,6 +8,7 @@ import pytest
 
 import minfer
 from minfer.effects.cli.main import main, parser
+from minfer.effects.cli.serve import unused_options
 from minfer.effects.live.input_processing.template_settings import parsers_of
 from minfer.effects.serving.processes import server
 from minfer.effects.text.tools.formats import Parsers
@@ -103,3 +104,28 @@ def test_parsers_are_named_or_found(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parser().parse_args(["serve", "--reasoning-parser", "x"])
     assert "'think'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ("", ""),
+        ("--uds /a --host 0.0.0.0", "--host and --port"),
+        ("--uds /a --port 1", "--host and --port"),
+        ("--host 0.0.0.0 --port 1", ""),
+        ("--routing least_loaded", "--routing"),
+        ("--routing least_loaded --replicas 2", ""),
+        ("--routing least_loaded --prefill 1 --decode 1", ""),
+    ],
+)
+def test_options_without_effect_are_named(options: str, named: str) -> None:
+    notes = unused_options(parser().parse_args(["serve", *options.split()]))
+    assert [note.partition(" ha")[0] for note in notes] == ([named] if named else [])
+
+
+@pytest.mark.parametrize("option", ["--api-key", "--served-model-name"])
+def test_what_is_empty_is_refused(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", option, "x", f"{option}="]) == 2
+    assert f"{option} is empty; give a text" in capsys.readouterr().err

@@ -198,3 +198,68 @@ def test_vllms_defaults_ask_for_nothing(capsys: pytest.CaptureFixture[str]) -> N
     assert not capsys.readouterr().err
     parsed("--limit-mm-per-prompt", limit)
     assert "changes nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "expected"),
+    [
+        ("api-key: [a, b]", (), {"api_key": ["a", "b"]}),
+        ("served-model-name: [a]", ("m",), {"served_model_name": ["a"], "model": "m"}),
+        ("access-log: true", ("m",), {"access_log": "text", "model": "m"}),
+        ("access-log: off", (), {"access_log": "off"}),
+        ("vllm-metrics: false\nenforce-eager: false", (), {"vllm_metrics": False}),
+        ("model: m", ("n",), {"model": "n"}),
+        ("max-num-seqs: [1, 2]", (), "max-num-seqs: takes one value, not a list"),
+        ("port: {a: 1}\nmodel: {a: 1}", (), "model: takes one value, not names"),
+        ("config: b.yaml", (), "a file names no other"),
+        ("port: 1", ("--conf", "b.yaml"), "write its name in full"),
+    ],
+)
+def test_values_of_a_file(
+    content: str,
+    words: tuple[str, ...],
+    expected: dict[str, Any] | str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(content)
+    words = (f"--config={file}", *words)
+    if isinstance(expected, str):
+        with pytest.raises((SystemExit, ConfigError)) as caught:
+            parsed(*words)
+        assert expected in f"{caught.value} {capsys.readouterr().err}"
+        return
+    options = vars(parsed(*words))
+    assert {name: options[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("m", "--model", "n"), "two models, 'n' and 'm'"),
+        (("--model", "n", "--api-key", "a", "b"), "two models, 'n' and 'b'"),
+        (("--enforce-eager", "False"), "a flag has no value"),
+        (('--speculatve-config={"a": 1}',), "did you mean --speculative-config?"),
+    ],
+)
+def test_a_word_is_no_model_by_accident(
+    words: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parsed(*words)
+    assert reason in capsys.readouterr().err
+    assert parsed("m", "--model=m", "--port", "1").model == "m"
+
+
+def test_options_of_the_server_alone_are_named_as_such(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for words in (("--port", "80"), ("--config", "a.yaml"), ("--uds", "/a")):
+        with pytest.raises(SystemExit):
+            parser().parse_args(["generate", *words])
+        error = capsys.readouterr().err
+        assert "not supported: it is an option of minfer serve; leave it out" in error
+    with pytest.raises(SystemExit):
+        parser().parse_args(["serve", "--hf-overrides.a"])
+    assert "needs a value; see minfer serve --help" in capsys.readouterr().err

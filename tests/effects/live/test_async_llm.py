@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from pathlib import Path
@@ -405,7 +406,7 @@ def test_abort_ends_a_request_for_its_reader(slow: AsyncLLM) -> None:
         stream = slow.generate_deltas([1], ENDLESS, request_id="gone")
         outputs = [await anext(stream)]
         await slow.abort("gone")
-        await slow.abort("unknown")
+        await slow.abort(["unknown"])
         outputs += [output async for output in stream]
         assert outputs[-1].finished
         assert outputs[-1].outputs[0].finish_reason == "cancelled"
@@ -585,6 +586,36 @@ def test_a_second_loop_at_the_same_time_is_refused(slow: AsyncLLM) -> None:
         await stream.aclose()
 
     run(slow, program())
+
+
+def test_loops_that_begin_together_are_served_or_refused() -> None:
+    outcomes: list[str] = []
+
+    def read(llm: AsyncLLM, together: threading.Barrier) -> None:
+        async def program() -> None:
+            outputs = llm.generate_deltas("a", SamplingParams(max_tokens=2))
+            together.wait(10)
+            try:
+                outcomes.append(str((await collect(outputs))[-1].finished))
+            except RuntimeError as error:
+                outcomes.append(str(error))
+
+        asyncio.run(program())
+
+    with contextlib.closing(AsyncLLM(executor="dry")) as llm:
+        for _ in range(10):
+            barrier = threading.Barrier(3)
+            threads = [
+                threading.Thread(target=read, args=(llm, barrier), daemon=True)
+                for _ in range(3)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(10)
+    assert len(outcomes) == 30
+    refusal = "an AsyncLLM serves one event loop; it has readers in another"
+    assert set(outcomes) <= {"True", refusal}
 
 
 def test_an_interpreter_without_a_loop_any_more_does_not_break_the_engine(

@@ -146,6 +146,19 @@ def test_vectors_have_vllms_names(llm: LLM) -> None:
     assert short_vector == pytest.approx([n / length for n in numbers[:3]], rel=1e-5)
     assert mean.embedding == llm.embed("abc", pooling="mean")[0].outputs.embedding
     assert mean.embedding != vector
+    each = [PoolingParams(dimensions=3), PoolingParams(pooling="mean")]
+    first, second = llm.encode(["abc", "abc"], each)
+    assert first.embedding == pytest.approx(short_vector, abs=1e-5)
+    assert second.embedding == pytest.approx(mean.embedding, abs=1e-5)
+    size = len(vector)
+    refused: tuple[tuple[Any, str], ...] = (
+        (each, "2 pooling_params for 1 prompts"),
+        (SamplingParams(), "must be PoolingParams, not a SamplingParams"),
+        (PoolingParams(dimensions=size + 1), f"this model's vectors have {size}"),
+    )
+    for params, reason in refused:
+        with pytest.raises(RequestError, match=reason):
+            llm.embed("abc", pooling_params=params)
     assert whole.outputs.hidden_size == len(vector)
 
 

@@ -470,3 +470,18 @@ def test_drafts_are_reported_where_there_were_some(
     plain = saved(tmp_path, run)
     assert reported(capsys, plain, "a")["samples"][0]["drafts"] is None
     assert "drafts" not in printed(capsys, plain, "a")
+
+
+def test_what_is_cut_off_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configured, turns = recorded(HOSTILE)
+    path = tmp_path / "run.journal"
+    write_journal(path, configured, turns)
+    path.write_bytes(path.read_bytes()[:-5])
+    assert main(["explain", str(path)]) == 0
+    listed = capsys.readouterr()
+    assert "run.journal: the last record is cut off" in listed.err
+    (name, *_) = read_journal(path).request_ids()
+    assert main(["explain", str(path), name]) == 0
+    assert "run.journal: the last record is cut off" in capsys.readouterr().err

@@ -350,7 +350,7 @@ def test_runs_can_be_kept_as_journals(
         ),
         (
             [SMALL, "--save-cost", "no/where.json"],
-            "no/where.json: No such file or directory",
+            "no/where.json: its folder is not there",
         ),
         ([SMALL, "--journal", "/dev/null/x"], "/dev/null/x: Not a directory"),
     ],

@@ -152,6 +152,30 @@ def test_figures_as_csv_and_as_a_plot(
     assert "shortest" in text
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--csv", "none/a.csv"), "--csv none/a.csv: its folder is not there"),
+        (("--csv", "."), "--csv .: this is a folder"),
+        (("--plot", "none/a.png"), "--plot none/a.png: its folder is not there"),
+        (("--save-cost", "none/a"), "--save-cost none/a: its folder is not there"),
+        (("--routing", "prefix"), "add --replicas"),
+    ],
+)
+def test_what_cannot_be_written_or_does_nothing_is_refused_before_a_run(
+    words: tuple[str, ...],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["simulate", "poisson:requests=1", *words]) == 2
+    out, error = capsys.readouterr()
+    assert reason in error
+    assert not out
+
+
 # --- recorded runs ----------------------------------------------------------------------
 
 RECORDED = EngineConfig(num_blocks=400, max_num_seqs=4, max_model_len=400)

@@ -97,3 +97,13 @@ def test_two_runs_are_shown_side_by_side(
     capsys.readouterr()
     with pytest.raises(ViewError, match="3 runs: at most 2 have room"):
         command(*map(str, [*paths, paths[0]]))
+
+
+def test_a_page_does_not_take_a_journals_place(tmp_path: Path) -> None:
+    config, turns = recorded(1)
+    path = tmp_path / "run.journal"
+    write_journal(path, config, turns)
+    before = path.read_bytes()
+    with pytest.raises(ViewError, match="the name of a journal; end it in"):
+        command(str(path), "-o", str(path))
+    assert path.read_bytes() == before

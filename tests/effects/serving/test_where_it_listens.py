@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +70,21 @@ def test_a_server_may_listen_at_a_path(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="in use"):
         listen_at(f"{PREFIX}{file}", 0)
     assert file.read_text() == "x"
+
+
+def test_a_server_removes_no_socket_but_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_exit: list[Callable[[], None]] = []
+    monkeypatch.setattr("atexit.register", at_exit.append)
+    path = tmp_path / "s.sock"
+    with listen_at(f"{PREFIX}{path}", 0)[0]:
+        (ours,) = at_exit
+        for in_use in (str(path), ""):
+            with pytest.raises(ConfigError, match="choose another path with --uds"):
+                listen_at(f"{PREFIX}{in_use}", 0)
+        assert at_exit == [ours]  # a server that could not listen removes nothing
+        assert path.is_socket()
+        monkeypatch.chdir("/")
+        ours()
+        assert not path.exists()

@@ -92,7 +92,7 @@ def test_a_file_that_cannot_be_read(
         ({"default_chat_template_kwargs": [1]}, "kwargs must be a mapping"),
         ({"default_chat_template_kwargs": '{"a": 1}'}, "kwargs must be a mapping"),
         ({"tool_call_parser": 5}, "tool_call_parser must be a word"),
-        ({"reasoning_parser": None}, "reasoning_parser must be a word"),
+        ({"reasoning_parser": 3}, "reasoning_parser must be a word"),
     ],
 )
 def test_settings_of_wrong_types(settings: Any, message: str) -> None:

@@ -83,6 +83,17 @@ def test_addresses_of_one_engine_are_refused_for_several(endpoint: str) -> None:
         args.numbered(1)
 
 
+def test_the_two_addresses_do_not_meet() -> None:
+    for replay, engines in (("5557", 0), ("5558", 1), ("5555", 2), ("5559", 2)):
+        setting = {**ON, "replay_endpoint": f"tcp://*:{replay}"}
+        for number in range(engines):
+            EngineArgs(kv_events_config=setting).numbered(number)
+        with pytest.raises(ConfigError, match="at least as far apart"):
+            EngineArgs(kv_events_config=setting).numbered(engines)
+    with pytest.raises(ConfigError, match="the same address"):
+        kv_events_config({**ON, "endpoint": "ipc:///a", "replay_endpoint": "ipc:///a"})
+
+
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_events_settings, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"kv_events_config needs zmq: pip install"):

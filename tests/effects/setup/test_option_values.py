@@ -9,6 +9,7 @@ from minfer.effects.setup.option_values import (
     read_bytes,
     read_json_object,
     read_length,
+    read_seconds,
     resolve_policy,
     whole_number,
 )
@@ -32,7 +33,7 @@ def test_sizes_are_read_as_vllm_reads_them(text: str, size: int) -> None:
     assert read_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "G", "1.5.2", "12Q", "-1"])
+@pytest.mark.parametrize("text", ["", "G", "1.5.2", "1.5", "12Q", "-1"])
 def test_what_is_no_size_is_reported(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not a size; write 512M"):
         read_bytes(text)
@@ -56,7 +57,9 @@ def test_lengths_are_read_as_vllm_reads_them(text: str, length: int) -> None:
     assert LENGTH.is_valid(length)
 
 
-@pytest.mark.parametrize("text", ["", "k", "4KB", "4KiB", "4.5.1k", "all", "-2", "-1k"])
+@pytest.mark.parametrize(
+    "text", ["", "k", "4KB", "4KiB", "4.5.1k", "4.5", "all", "-2", "-1k"]
+)
 def test_what_is_no_length_is_reported(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"write 4096, 4k .*or auto"):
         read_length(text)
@@ -93,3 +96,11 @@ def test_what_is_no_json_object_is_reported(text: str, message: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=message):
         read_json_object(text)
     assert read_json_object('{"method": "ngram"}') == {"method": "ngram"}
+
+
+def test_seconds_are_finite() -> None:
+    assert read_seconds("0") == 0
+    assert read_seconds("2.5") == 2.5
+    for text in ("nan", "inf", "-1", "x", ""):
+        with pytest.raises(argparse.ArgumentTypeError, match="number of seconds"):
+            read_seconds(text)

@@ -1,9 +1,11 @@
 """Settings that users of vLLM pass to LLM."""
 
 import logging
+import math
 from typing import Any
 
 import pytest
+import torch
 
 from minfer import LLM, AsyncEngineArgs, ConfigError
 from minfer.effects.setup.vllm_settings import as_word
@@ -46,6 +48,9 @@ def test_settings_with_another_name_mean_the_same() -> None:
         ),
         ({"load_format": "safetensors", "data_parallel_size": 1}, "load_format", "auto"),
         ({"quantization": "awq_marlin", "max_loras": 1}, "quantization", "awq"),
+        ({"quantization": "awq_marlin"}, "quantization", "awq"),
+        ({"dtype": torch.float16}, "dtype", "float16"),
+        ({"enable_prefix_caching": None}, "enable_prefix_caching", True),
         ({"enable_prefix_caching": None, "max_loras": 1}, "enable_prefix_caching", True),
     )
     for settings, name, value in cases:
@@ -57,6 +62,11 @@ def test_what_is_of_the_server_or_unknown_is_named() -> None:
         ({"api_server_count": 2}, ConfigError, "is an option of minfer serve"),
         ({"data_parallel_size": 2}, ConfigError, "is an option of minfer serve"),
         ({"swap_space": 4}, ConfigError, "kv-host-memory keeps KV blocks"),
+        ({"kv_offloading_size": "2"}, ConfigError, "a number of GiB above 0, not '2'"),
+        ({"kv_offloading_size": math.inf}, ConfigError, "a number of GiB above 0"),
+        ({"enable_prefix_caching": "no"}, ConfigError, "must be true or false"),
+        ({"skip_tokenizer_init": "no"}, ConfigError, "must be true or false"),
+        ({"model": ""}, ConfigError, "model must be the path of a checkpoint"),
         ({"max_modl_len": 4}, TypeError, r"did you mean max_model_len\?"),
     )
     for settings, error, message in cases:
