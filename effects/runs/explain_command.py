@@ -43,7 +43,7 @@ from minfer.effects.runs.explain_routing import (
 )
 from minfer.effects.runs.explain_search import render_search, search_figures
 from minfer.effects.runs.explain_verdict import verdict
-from minfer.effects.runs.explain_words import cause_of
+from minfer.effects.runs.explain_words import cause_of, counted
 from minfer.effects.runs.policy_overrides import strict_option, warn_of_overrides
 from minfer.effects.runs.recorded import machine_of, note_torn, read_each, wire_name
 from minfer.effects.runs.report import draft_figures
@@ -57,44 +57,41 @@ from minfer.records.tiers import TransferKind
 from minfer.values.checks import ConfigError
 
 SIZES: Final = (1, 8, 16, 32, 64, 128, 256)  # of blocks, for which hits are shown
-_IN: Final = "steps {steps:,}, its tokens {tokens:,}, those of others {others:,}"
-_KINDS: Final = {  # of time, in the order of the output
+_IN: Final = "{num_steps} with {tokens:,} of its tokens and {others:,} of others"
+_KINDS: Final = {  # of time, in the order in which most samples have them first
     "before": "before the journal begins",
-    "line": "head of the queue, waiting for {waited_for}",
     "behind": "behind others in the queue, whose head waited for {waited_for}",
-    "prefill": f"prefill: {_IN}",
+    "line": "head of the queue, waiting for {waited_for}",
     "queued": "admitted, while a step before its own ran",
-    "stalled": "running, but in no step",
+    "prefill": f"prefill: {_IN}",
     "recompute": f"prefill of what it lost: {_IN}",
     "decode": f"decode: {_IN}",
+    "stalled": "running, but in no step",
     "failed": "in steps that failed, or behind them",
 }
 _REASONS: Final = {
     "QueueBlocked": "head of the queue, waiting for {waited_for}",
-    "Admitted": "admitted; of {known:,} tokens {hit:,} were cached, {copied:,} copied",
+    "Admitted": "admitted; of {known:,} tokens {hit:,} were cached",
     "Loading": "waits for {more:,} blocks from {tier}{costs}",
     "Recomputing": "computes {more:,} blocks that {tier} has{costs}",
-    "Preempted": (
-        "{id!r} ({sample}) was preempted for {by[0]!r} ({by[1]}): KV of {computed:,} "
-        "tokens"
-    ),
+    "Preempted": "{who} was preempted {why}: it released the KV of {computed:,} tokens",
     "WindowMissed": (
-        "block {block:,} was not cached in layer group {group}, which has a window: of "
-        "{cached:,} cached blocks those before it were used"
+        "block {block:,} (counted from 0) was not cached in layer group {group}, which "
+        "has a window: of {cached:,} cached blocks those before it were used"
     ),
     "StateMissed": (
-        "the last state of its recurrent layers was kept behind block {block:,}: of "
-        "{cached:,} cached blocks those before it were used"
+        "the last state of its recurrent layers was kept behind block {block:,} "
+        "(counted from 0): of {cached:,} cached blocks those before it were used"
     ),
     "Discarded": "step {step} failed with it: {error!r}",
 }
 _COSTS: Final = ": {0} to load them, {1} to compute them, as expected"
 _GAP: Final = (
-    "  longest time between outputs: {0}, turn {since:,} to {turn:,}, when step {step} "
-    "ended: {tokens:,} tokens in {rows:,} rows"
+    "  longest time between outputs: {0}, turn {since:,} to {turn:,}, whose step had "
+    "{num_tokens} of {num_samples}"
 )
 _DRAFTS: Final = (
-    "  drafts: {accepted:,} of {proposed:,} accepted ({rate:.0%}), in {rows:,} steps "
+    "  drafts: {accepted:,} of {proposed:,} accepted ({rate:.0%}), in {num_steps} "
     "that brought {length:.2f} tokens each"
 )
 _OVERRIDES: Final = (
@@ -102,21 +99,22 @@ _OVERRIDES: Final = (
     "in turn {turn:,}: {method} {why}"
 )
 _PREFIX: Final = (
-    "{title}: {hit:,} of {known:,} tokens were cached; block {block:,} at token {hit:,} "
-    "{because}\n"
-    "  with one of {earlier:,} sequences of its cache salt it shares {shared:,} tokens; "
-    "{computed:,} had KV\n"
-    "  hit by block size, had nothing been evicted: {sizes}"
+    "{title}: {hit:,} of {known:,} tokens were cached; the next block (tokens {hit:,} to "
+    "{last:,}, counted from 0) {because}"
 )
+_BEST_MATCH: Final = (
+    "  the best match among {num_earlier} with its cache salt shares {num_shared}"
+)
+_SIZES: Final = "  hit by block size, had nothing been evicted: {sizes}"
 _BECAUSE: Final = {  # reasons why the first missing block was missing
-    "evicted": "had been, and was evicted",
+    "evicted": "had been cached, and was evicted",
     "pending": "was another's too, but not cached yet",
     "passed": "was computed, and was evicted or given back behind the window",
     "window": "was not cached in layer group {missed}, which has a window",
     "state": "was cached, but no state of the recurrent layers was kept behind it",
     "differs": "begins as another's, but goes on differently",
-    "new": "was never there",
-    "": "is the first that may not be: one token is always computed",
+    "new": "is in no earlier request",
+    "": "cannot be: one token is always computed",
 }
 
 
@@ -356,11 +354,11 @@ def _sample(life: Life) -> dict[str, Any]:
     return fields
 
 
-def _order(entry: tuple[Phase, TimeSpent]) -> tuple[int, int, str, bool]:
-    """The order of parts: from preemption to preemption, as they happen."""
+def _order(entry: tuple[Phase, TimeSpent]) -> tuple[int, int, str]:
+    """The order of parts: from preemption to preemption, as most happen first."""
     category, _ = entry
-    kind = [*_KINDS].index(category.kind)
-    return category.preempted, kind, category.cause, category.behind
+    kind = "behind" if category.behind else category.kind
+    return category.preempted, [*_KINDS].index(kind), category.cause
 
 
 def _gap(life: Life, gap: Gap) -> dict[str, Any]:
@@ -407,30 +405,32 @@ def _render(explanation: dict[str, Any]) -> Iterator[str]:
 def _render_request(explanation: dict[str, Any]) -> Iterator[str]:
     """The explanation, in plain words."""
     yield (
-        "Request {id!r}: {prompt:,} prompt tokens, {max_tokens:,} to come at most"
-    ).format(**explanation)
+        f"Request {explanation['id']!r}: "
+        f"{counted(explanation['prompt'], 'prompt token')}, at most "
+        f"{counted(explanation['max_tokens'], 'output token')}"
+    )
     yield from explanation["verdict"]["lines"]
+    has_several = len(explanation["samples"]) > 1
     for sample in explanation["samples"]:
-        yield _sample_heading(sample)
+        title = f"Sample {sample['id'][1]}: in" if has_several else "In"
+        yield f"{title} all {_sample_heading(sample)}"
         yield from map(_part_line, sample["parts"])
         yield from _reason_lines(sample["reasons"])
-        if sample["drafts"]:
-            yield _DRAFTS.format(**sample["drafts"])
+        if drafts := sample["drafts"]:
+            yield _DRAFTS.format(**drafts, num_steps=counted(drafts["rows"], "step"))
         if sample["gap"]:
             yield _gap_line(sample["gap"])
     if prefix := explanation["prefix"]:
-        has_several = len(explanation["samples"]) > 1
-        yield _prefix_lines(
+        yield from _prefix_lines(
             prefix, f"Prefix of sample {prefix['sample']}" if has_several else "Prefix"
         )
 
 
 def _sample_heading(sample: dict[str, Any]) -> str:
-    """A heading: the sample, its latency, and its finish reason."""
+    """The latency of a sample, its end, and its finish reason."""
     begin, end = sample["arrived"], sample["end"]
-    text = f"Sample {sample['id'][1]}: {_ms(sample['upto'] - begin)} "
-    text += f"until turn {sample['turn']:,}: "
-    text += f"{end['reason']!r}, {end['length']:,} tokens" if end else "goes on"
+    text = f"{_ms(sample['upto'] - begin)}, until turn {sample['turn']:,}: "
+    text += f"{end['reason']!r}, {counted(end['length'], 'token')}" if end else "goes on"
     if sample["first"] is not None:
         text += f", the first at {_ms(sample['first'] - begin)}"
     return text + (f": {end['error']!r}" if end and end["error"] else "")
@@ -440,10 +440,12 @@ def _part_line(spent: dict[str, Any]) -> str:
     """A line for a kind of time and its amount."""
     kind = "behind" if spent["behind"] else spent["kind"]
     waited_for = cause_of(spent["cause"]).waited_for.format(**spent)
-    words = _KINDS[kind].format(waited_for=waited_for, **spent)
+    num_steps, turns = counted(spent["steps"], "step"), spent["turns"]
+    words = _KINDS[kind].format(waited_for=waited_for, num_steps=num_steps, **spent)
     times = spent["preempted"]
     after = f" (after preemption {times})" if times else ""
-    return f"{_ms(spent['seconds']):>16} {spent['turns']:>7,} turns  {words}{after}"
+    unit = "turn " if turns == 1 else "turns"
+    return f"{_ms(spent['seconds']):>16} {turns:>7,} {unit}  {words}{after}"
 
 
 def _reason_lines(reasons: list[dict[str, Any]]) -> Iterator[str]:
@@ -451,8 +453,32 @@ def _reason_lines(reasons: list[dict[str, Any]]) -> Iterator[str]:
         if words := _REASONS.get(reason["is"], ""):
             if reason.get("needs"):
                 words += " ({needs:,} needed, {available:,} available)"
-            facts = {**reason, **_tier(reason), **_waited_for(reason)}
+            if reason.get("copied"):
+                words += ", {copied:,} copied"
+            facts = {
+                **reason,
+                **_tier(reason),
+                **_waited_for(reason),
+                **_preempted(reason),
+            }
             yield f"  turn {reason['turn']:,}: " + words.format(**facts)
+
+
+def _preempted(reason: dict[str, Any]) -> dict[str, str]:
+    """What the words say of who was preempted, and why."""
+    if "by" not in reason:
+        return {}
+    name, by = (reason["id"], reason["sample"]), tuple(reason["by"])
+    own = "as it had no free block, or its step failed"
+    return {
+        "who": _sample_name(*name),
+        "why": own if name == by else f"for {_sample_name(*by)}",
+    }
+
+
+def _sample_name(request: str, sample: int) -> str:
+    """A sample in words; most requests have one only."""
+    return f"sample {sample} of {request!r}" if sample else repr(request)
 
 
 def _waited_for(reason: dict[str, Any]) -> dict[str, str]:
@@ -476,15 +502,30 @@ def _tier(reason: dict[str, Any]) -> dict[str, Any]:
 
 def _gap_line(gap: dict[str, Any]) -> str:
     """The longest time between outputs."""
-    fields = _GAP.format(_ms(gap["seconds"]), **gap)
+    tokens, samples = counted(gap["tokens"], "token"), counted(gap["rows"], "sample")
+    fields = _GAP.format(
+        _ms(gap["seconds"]), num_tokens=tokens, num_samples=samples, **gap
+    )
     if not gap["chunk"]:
         return fields
     owner = repr(gap["chunk_of"][0]) if gap["chunk_of"] else "one that has left"
     return f"{fields}, {gap['chunk']:,} of them a chunk of {owner}"
 
 
-def _prefix_lines(prefix: dict[str, Any], title: str) -> str:
-    """Lines for the cached prefix, why it ended, and the hits with other block sizes."""
-    sizes = ", ".join(f"{size}: {hit:,}" for size, hit in prefix["would"].items())
+def _prefix_lines(prefix: dict[str, Any], title: str) -> Iterator[str]:
+    """Lines for the cached prefix, why it ended, the request that shares most of it, and
+    the hits with other block sizes.
+    """
     because = _BECAUSE[prefix["why"]].format(**prefix)
-    return _PREFIX.format(title=title, because=because, sizes=sizes, **prefix)
+    last = min(prefix["hit"] + prefix["size"], prefix["known"]) - 1
+    yield _PREFIX.format(title=title, because=because, last=last, **prefix)
+    if prefix["earlier"]:
+        line = _BEST_MATCH.format(
+            num_earlier=counted(prefix["earlier"], "earlier request"),
+            num_shared=counted(prefix["shared"], "token"),
+        )
+        computed = f"; {prefix['computed']:,} of them had been computed by then"
+        yield line + (computed if prefix["shared"] else "")
+    if any(prefix["would"].values()):
+        sizes = ", ".join(f"{size}: {hit:,}" for size, hit in prefix["would"].items())
+        yield _SIZES.format(sizes=sizes)

@@ -15,8 +15,9 @@ from typing import Any, Final
 from attrs import asdict, define, field
 
 from minfer.analysis.queue_times import QueueFold, QueueTimes
+from minfer.effects.live.request_names import answer_of
 from minfer.effects.runs.explain_verdict import MIN_SHARE, is_overtaken
-from minfer.effects.runs.explain_words import ORDER, cause_of
+from minfer.effects.runs.explain_words import ORDER, cause_of, counted
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Submit
 from minfer.records.state import Turn
@@ -181,7 +182,7 @@ def lines(
     which = "" if len(shown) == len(listed) else f"; the {len(shown)} {what}"
     hint = " (--json has all)" if which and slowest is None else ""
     of_runs = f", of {len(runs)} runs" if len(runs) > 1 else ""
-    yield f"{len(listed):,} requests in {source}{of_runs}{which}{hint}"
+    yield f"{counted(len(listed), 'request')} in {source}{of_runs}{which}{hint}"
     yield _LINE.format(
         name="id",
         arrived="came at, s",
@@ -201,7 +202,10 @@ def lines(
             yield f"run {run}" + (f" on {machine}" if machine else "")
         yield from map(_row, requests)
     yield f"minfer explain {source} ID says where the time of one of them went"
-    yield "an answer's own id will do: here it has the number of its prompt behind it"
+    numbered = next((r.id for r in shown if answer_of(r.id) != r.id), None)
+    if numbered is not None:  # a server numbers the prompts of an answer
+        answer = answer_of(numbered)
+        yield f"ID may also be that of an answer: {answer!r} for {numbered!r}"
 
 
 def _row(request: ListedRequest) -> str:

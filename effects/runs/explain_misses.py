@@ -26,22 +26,33 @@ class Miss:
 
 def lost_tokens(prefix: Mapping[str, Any]) -> int:
     """The tokens of a prompt that could have been cached, by the figures of its prefix,
-    if that is worth a word: they are most of what was computed, or of a block.
+    if that is worth a word: they are most of what was computed, or of a block. They are
+    whole blocks after an edit or an eviction, and else the shared part of a block.
     """
-    most, hit = prefix["known"] - 1, prefix["hit"]
-    if (edit := prefix["edit"]) is not None:
-        lost = min(edit["at"] + edit["alike"], most) - hit
-        return lost if 2 * lost >= most - hit else 0
-    if prefix["why"] in ("evicted", "passed"):
-        lost = min(prefix["cached"], most) - hit
+    most, hit, size = prefix["known"] - 1, prefix["hit"], prefix["size"]
+    end = _cacheable_end(prefix)
+    if end is not None:
+        lost = whole_blocks(min(end, most), size) - hit
         return lost if 2 * lost >= most - hit else 0
     lost = min(prefix["shared"], most) - hit
-    is_whole = prefix["known"] % prefix["size"] == 0  # its last block is full
+    is_whole = prefix["known"] % size == 0  # its last block is full
     is_equal = not prefix["why"] and prefix["shared"] >= prefix["known"] and is_whole
-    is_close = 2 * lost >= prefix["size"] and lost >= MIN_LOST_SHARE * (
+    is_close = 2 * lost >= size and lost >= MIN_LOST_SHARE * (
         prefix["known"] - prefix["hit"]
     )
     return lost if (is_equal or prefix["why"] == "differs") and is_close else 0
+
+
+def whole_blocks(tokens: int, size: int) -> int:
+    """The tokens of the whole blocks among so many: only these are ever cached."""
+    return tokens // size * size
+
+
+def _cacheable_end(prefix: Mapping[str, Any]) -> int | None:
+    """Where the prefix ends that would have been there but for an edit or an eviction."""
+    if (edit := prefix["edit"]) is not None:
+        return int(edit["at"] + edit["alike"])
+    return int(prefix["cached"]) if prefix["why"] in ("evicted", "passed") else None
 
 
 def miss_words(prefix: Mapping[str, Any]) -> Miss:
@@ -51,8 +62,8 @@ def miss_words(prefix: Mapping[str, Any]) -> Miss:
     hit, known = prefix["hit"], prefix["known"]
     if prefix["why"] in ("evicted", "passed"):
         because = (
-            f"its prefix had been cached up to token {prefix['cached']:,}, and was "
-            f"evicted: only {hit:,} of {known:,} tokens were cached"
+            f"its first {hit + lost_tokens(prefix):,} tokens had been cached, and were "
+            f"evicted: only {hit:,} of {known:,} were cached then"
         )
         remedy = f"{MORE_CACHE}; or keep evicted blocks (--kv-host-memory, --kv-disk)"
         return Miss(because, remedy)
@@ -63,15 +74,17 @@ def _edited(prefix: Mapping[str, Any]) -> Miss:
     """Of a prompt that is another's but for one token."""
     edit = prefix["edit"]
     theirs, own = prefix["edit_tokens"]
-    ids = {
-        "differs": f"its id is {own} instead of {theirs}",
-        "is inserted": f"its id is {own}",
-        "is left out": f"the other has id {theirs}",
+    change = {
+        "differs": f"has id {own} instead of {theirs}",
+        "is inserted": f"is inserted (its id is {own})",
+        "is left out": f"is left out (the other has id {theirs})",
     }[edit["kind"]]
     because = (
-        f"its prompt misses the prefix of {prefix['edit_with'][0]!r} by one token: token "
-        f"{edit['at']:,} {edit['kind']} ({ids}), and the {edit['alike']:,} tokens behind "
-        f"it are alike. Only {prefix['hit']:,} of {prefix['known']:,} tokens were cached"
+        f"its prompt differs from that of {prefix['edit_with'][0]!r} in one token: token "
+        f"{edit['at']:,}, counted from 0, {change}, and the {edit['alike']:,} behind it "
+        f"are alike. Only {prefix['hit']:,} of "
+        f"{prefix['known']:,} tokens were cached, without it up to "
+        f"{prefix['hit'] + lost_tokens(prefix):,}"
     )
     return Miss(because, SAME_BEGINNING)
 

@@ -17,8 +17,8 @@ from minfer.sampling.beam import BeamRound
 
 MAX_ROUNDS_SHOWN: Final = 5  # the slowest rounds, which are shown
 _HEAD: Final = (
-    "Beam search {id!r}: {prompt:,} prompt tokens, {width} beams, {most:,} tokens to "
-    "come at most"
+    "Beam search {id!r}: {prompt:,} prompt tokens, {width} beams, at most {most:,} "
+    "output tokens"
 )
 _ROUNDS: Final = (
     "  {count:,} rounds in {seconds:,.1f} ms, of which beams waited {waited:,.1f} ms to "

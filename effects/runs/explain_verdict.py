@@ -4,6 +4,10 @@ Its time is divided among causes: waits by what the head of the queue waited for
 most of those that were admitted meanwhile came later than it, as others' going first;
 waits and prefills after a preemption as that preemption's; and of its first prefill the
 part that the prefix cache could have saved. A cause counts from a tenth of the time on.
+
+The time of a prefix that missed is estimated, by its share of the prefill's tokens, as a
+step also takes time that does not depend on its tokens. It orders the causes, and is not
+in the words.
 """
 
 from collections import defaultdict
@@ -15,11 +19,12 @@ from minfer.effects.runs.explain_words import (
     ORDER,
     PREEMPTED,
     PREFIX,
+    RECOMPUTED,
     cause_of,
     config_words,
+    counted,
 )
 from minfer.records.config import EngineConfig
-from minfer.records.sequence import SampleId
 
 MIN_SHARE: Final = 0.1  # of the time of a request, for a cause to count
 MIN_LATER: Final = 3  # admissions of later requests, for these to be the cause
@@ -45,6 +50,7 @@ def verdict(config: EngineConfig, explanation: Mapping[str, Any]) -> dict[str, A
         {
             "cause": name,
             "seconds": spent,
+            "estimated": name == PREFIX,
             "because": _because(name, words, explanation),
             "remedy": _remedy(name, words, explanation),
         }
@@ -67,7 +73,8 @@ def _lines(
     for i, cause in enumerate(causes):
         title = "Also: " if i else "Verdict: "
         ms = 1000 * cause["seconds"]
-        spent = f"{ms:,.1f} ms of {1000 * total:,.1f} ms: " if ms else ""
+        is_shown = ms and not cause["estimated"]
+        spent = f"{ms:,.1f} ms of {1000 * total:,.1f} ms: " if is_shown else ""
         yield f"{title}{spent}{cause['because']}"
         if cause["remedy"]:
             yield f"  remedy: {cause['remedy']}"
@@ -77,36 +84,33 @@ def _seconds_by_cause(
     explanation: Mapping[str, Any],
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """The seconds of a request by cause, and what the words say of it."""
+    samples = explanation["samples"]
+    overtaking = [sample["overtaking"] for sample in samples]
+    later, admitted, for_later = (
+        sum(counts[key] for counts in overtaking)
+        for key in ("later", "admitted", "preempted")
+    )
+    starved = is_overtaken(later, admitted, for_later)
     seconds: dict[str, float] = defaultdict(float)
-    later = admitted = preempted = 0
-    last: SampleId | None = None  # the last one that overtook a sample
-    priorities: list[int] = []
-    for sample in explanation["samples"]:
-        overtaking = sample["overtaking"]
-        starved = is_overtaken(
-            overtaking["later"], overtaking["admitted"], overtaking["preempted"]
-        )
-        if starved:
-            last = overtaking["latest"] or last
-            later += overtaking["later"]
-            admitted += max(overtaking["admitted"], overtaking["later"])
-            priorities += overtaking["priorities"] or ()
-        preempted += sample["preempted"]
-        for part in sample["parts"]:
-            seconds[_cause_of_part(part, starved=starved)] += part["seconds"]
+    waits: dict[str, float] = defaultdict(float)  # by what the head of the queue needed
+    for part in (part for sample in samples for part in sample["parts"]):
+        seconds[_cause_of_part(part, starved=starved)] += part["seconds"]
+        if part["kind"] == "line":
+            waits[part["cause"]] += part["seconds"]
     prefix = explanation["prefix"]
     if prefix and (lost := lost_tokens(prefix)):
         computed = max(1, prefix["known"] - prefix["hit"])
         saved = seconds["prefill"] * min(1.0, lost / computed)
         seconds["prefill"] -= saved
         seconds[PREFIX] += saved
+    levels = [level for counts in overtaking for level in counts["priorities"] or ()]
     facts = {
         "later": later,
-        "last": last,
         "admitted": admitted,
-        "preempted": preempted,
+        "times": counted(sum(sample["preempted"] for sample in samples), "time"),
         "priority": explanation["priority"],
-        "priorities": (min(priorities), max(priorities)) if priorities else None,
+        "priorities": (min(levels), max(levels)) if levels else None,
+        "head": max(waits, key=lambda cause: waits[cause], default=""),
     }
     return dict(seconds), facts
 
@@ -121,7 +125,7 @@ def is_overtaken(later: int, admitted: int, preempted_for_later: int) -> bool:
 def _cause_of_part(part: Mapping[str, Any], *, starved: bool) -> str:
     kind = part["kind"]
     if kind == "recompute":
-        return ORDER if starved else PREEMPTED
+        return RECOMPUTED if starved else PREEMPTED
     if kind != "line":
         return str(kind)
     if starved:
@@ -135,18 +139,20 @@ def _because(name: str, words: Mapping[str, Any], explanation: Mapping[str, Any]
     text = cause_of(name).because.format(cause=name, **words)
     if name != ORDER:
         return text
-    if words["last"] is not None:
-        text += f", {words['last'][0]!r} last"
-    if words["priorities"] is None:
+    if words["priorities"] is None or not words["by_priority"]:
         return text
     low, high = words["priorities"]
     levels = f"{low}" if low == high else f"{low} to {high}"
     if low == high == words["priority"]:
         return text
-    return f"{text}; their priority was {levels}, its own {words['priority']}"
+    own = words["priority"]
+    return f"{text}; their priority was {levels}, its own {own} (lower goes first)"
 
 
 def _remedy(name: str, words: Mapping[str, Any], explanation: Mapping[str, Any]) -> str:
     if name == PREFIX:
         return miss_words(explanation["prefix"]).remedy
-    return cause_of(name).remedy.format(**words)
+    remedy = cause_of(name).remedy.format(**words)
+    if name == ORDER and (room := cause_of(words["head"]).remedy.format(**words)):
+        return f"{remedy}; or {room}"  # nobody goes first where none must wait
+    return remedy

@@ -1,7 +1,8 @@
 """Causes of waits in words, each with its remedy: what `minfer explain` says of them.
 
-The causes are those of `QueueBlocked` and of `queue_blocked_by`, and three more: others
-went first (`ORDER`), a preemption (`PREEMPTED`), and a prefix that missed (`PREFIX`).
+The causes are those of `QueueBlocked` and of `queue_blocked_by`, and four more: others
+went first (`ORDER`), what these made it compute again (`RECOMPUTED`), another preemption
+(`PREEMPTED`), and a prefix that missed (`PREFIX`).
 """
 
 from typing import Final
@@ -14,6 +15,7 @@ from minfer.records.policy import Policy
 
 ORDER: Final = "order"
 PREEMPTED: Final = "preempted"
+RECOMPUTED: Final = "recomputed"
 PREFIX: Final = "prefix"
 
 
@@ -39,7 +41,7 @@ CAUSES: Final = {
     ),
     "rows": Cause(
         "a free row of the batch",
-        "all rows of the batch were taken: {rows:,} sequences run at once",
+        "all rows of the batch were taken (--max-num-seqs {rows})",
         "raise --max-num-seqs above {rows:,}, or add engines (--replicas)",
     ),
     "budget": Cause(
@@ -85,9 +87,14 @@ CAUSES: Final = {
         "later: --scheduling-policy {policy} let them go first",
         "{order_remedy}",
     ),
+    RECOMPUTED: Cause(
+        "what a preemption took",
+        "it was preempted {times}, and its KV was computed again",
+        "{order_remedy}",
+    ),
     PREEMPTED: Cause(
         "what a preemption took",
-        "it was preempted {preempted:,} times, as the KV cache was full: it has "
+        "it was preempted {times}, as the KV cache was full: it has "
         "{blocks:,} blocks of {size} tokens. Its KV was computed again",
         f"{MORE_CACHE}; or run fewer sequences at once (--max-num-seqs below {{rows:,}})",
     ),
@@ -95,31 +102,37 @@ CAUSES: Final = {
 _UNKNOWN: Final = Cause("{cause}", "it waited for {cause}")
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things, as "1 step" or "1,204 steps"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def cause_of(name: str) -> Cause:
     """The words for a cause; a later version may have others."""
     return CAUSES.get(name, _UNKNOWN)
 
 
-def config_words(config: EngineConfig) -> dict[str, object]:
-    """What the words say of an engine."""
+def config_words(config: EngineConfig, whose: str = "its") -> dict[str, object]:
+    """What the words say of an engine; `whose` waits they are, of one or of several."""
     return {
         "blocks": config.num_blocks,
         "size": config.block_size,
         "rows": config.max_num_seqs,
         "budget": config.max_num_batched_tokens,
         "policy": policy_name(config.policy),
-        "order_remedy": _order_remedy(config.policy),
+        "by_priority": isinstance(config.policy, Priority | Ageing),
+        "order_remedy": _order_remedy(config.policy, whose),
     }
 
 
-def _order_remedy(policy: Policy) -> str:
-    """What helps a request that a policy lets others overtake."""
+def _order_remedy(policy: Policy, whose: str) -> str:
+    """What helps requests that a policy lets others overtake."""
     other = "choose a --scheduling-policy by which waiting helps: ageing, fair or fcfs"
     if isinstance(policy, Priority):
-        return f"raise its priority (a lower number), or {other}"
+        return f"raise {whose} priority (a lower number), or {other}"
     if isinstance(policy, Ageing):
         return (
-            "raise its priority (a lower number), or have waiting count sooner: "
+            f"raise {whose} priority (a lower number), or have waiting count sooner: "
             "--scheduling-policy ageing:seconds=, with fewer than now"
         )
     return (

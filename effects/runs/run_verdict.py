@@ -10,9 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from attrs import frozen
 
 from minfer.effects.runs.explain_list import ListedRequest
-from minfer.effects.runs.explain_misses import MIN_LOST_SHARE, SAME_BEGINNING
+from minfer.effects.runs.explain_misses import (
+    MIN_LOST_SHARE,
+    SAME_BEGINNING,
+    whole_blocks,
+)
 from minfer.effects.runs.explain_verdict import MIN_SHARE
-from minfer.effects.runs.explain_words import ORDER, cause_of, config_words
+from minfer.effects.runs.explain_words import ORDER, cause_of, config_words, counted
 from minfer.records.config import EngineConfig
 
 
@@ -27,13 +31,12 @@ class Finding:
 
 def run_verdict(config: EngineConfig, listed: Sequence[ListedRequest]) -> Iterator[str]:
     """The verdict on the requests of runs of one configuration, line by line."""
-    words = config_words(config)
     overtaken = [request for request in listed if request.is_overtaken]
     others = [request for request in listed if not request.is_overtaken]
     findings = [
-        *_overtaken(words, overtaken),
-        *_waits(words, others),
-        *_near_misses(listed),
+        *_overtaken(config, overtaken),
+        *_waits(config, others, "the other " if overtaken else ""),
+        *_near_misses(config, listed),
         *_misses_in_blocks(config, listed),
     ]
     findings.sort(key=lambda finding: -finding.seconds)
@@ -46,11 +49,12 @@ def run_verdict(config: EngineConfig, listed: Sequence[ListedRequest]) -> Iterat
 
 
 def _overtaken(
-    words: Mapping[str, object], requests: Sequence[ListedRequest]
+    config: EngineConfig, requests: Sequence[ListedRequest]
 ) -> Iterator[Finding]:
     """Requests that others overtook."""
     if not requests:
         return
+    words = config_words(config, "its" if len(requests) == 1 else "their")
     worst = max(requests, key=lambda request: request.waited)
     sums = {
         "later": sum(request.later for request in requests),
@@ -60,19 +64,23 @@ def _overtaken(
     because = cause.because.format(**words, **sums)
     levels = sorted({request.priority for request in requests})
     priorities = f" of priority {levels[0]}" if len(levels) == 1 else ""
-    count = "1 request" if len(requests) == 1 else f"{len(requests):,} requests"
     yield Finding(
         sum(request.waited for request in requests),
-        f"{count}{priorities} waited up to {1000 * worst.waited:,.1f} ms ({worst.id!r}): "
-        f"{because}",
+        f"{counted(len(requests), 'request')}{priorities} waited up to "
+        f"{1000 * worst.waited:,.1f} ms ({worst.id!r}): {because}",
         cause.remedy.format(**words),
     )
 
 
 def _waits(
-    words: Mapping[str, object], requests: Sequence[ListedRequest]
+    config: EngineConfig, requests: Sequence[ListedRequest], other: str
 ) -> Iterator[Finding]:
-    """What other requests waited for, where that was a good part of their time."""
+    """What requests waited for, where that was a good part of their time; `other`: in
+    words, if others are reported apart.
+    """
+    words = config_words(config)
+    who = f"{other}{counted(len(requests), 'request')}" if other else "requests"
+    whose = "its" if other and len(requests) == 1 else "their"
     total = sum(request.lasted for request in requests)
     seconds: dict[str, float] = {}
     for request in requests:
@@ -82,25 +90,31 @@ def _waits(
     for name, spent in seconds.items():
         if spent and spent >= MIN_SHARE * total:
             meant = cause_of(name)
-            times = f"; {preempted:,} preemptions" if name == "blocks" else ""
+            times = f"; {counted(preempted, 'preemption')}" if name == "blocks" else ""
             yield Finding(
                 spent,
-                f"requests waited {spent / total:.0%} of their time: "
+                f"{who} waited {spent / total:.0%} of {whose} time: "
                 f"{meant.because.format(cause=name, **words)}{times}",
                 meant.remedy.format(**words),
             )
 
 
-def _near_misses(listed: Sequence[ListedRequest]) -> Iterator[Finding]:
-    """Prompts that missed another's prefix by one token, and what that cost."""
+def _near_misses(
+    config: EngineConfig, listed: Sequence[ListedRequest]
+) -> Iterator[Finding]:
+    """Prompts that are another's but for one token, and what that cost."""
     missed = [request for request in listed if request.near]
     if missed:
-        worst = max(missed, key=lambda request: request.near_end - request.hit)
-        lost = {request.id: request.near_end - request.hit for request in missed}
+        lost = {
+            request.id: whole_blocks(request.near_end, config.block_size) - request.hit
+            for request in missed
+        }
+        worst = max(missed, key=lambda request: lost[request.id])
+        differ = "prompt differs" if len(missed) == 1 else "prompts differ"
         yield Finding(
             _seconds_of_prefill(missed, lost),
-            f"{_prompts_miss(missed)} the prefix of another by one token, as "
-            f"{worst.id!r} that of {worst.near!r} at token {worst.near_at:,}: "
+            f"{len(missed):,} {differ} from another in one token, as {worst.id!r} from "
+            f"{worst.near!r} in token {worst.near_at:,} (counted from 0): up to "
             f"{sum(lost.values()):,} tokens were computed instead of cached",
             SAME_BEGINNING,
         )
@@ -122,19 +136,16 @@ def _misses_in_blocks(
         worst = max(missed, key=lambda request: lost[request.id])
         missing = size - lost[worst.id]
         tokens = "one token" if missing == 1 else f"{missing:,} tokens"
+        miss = "prompt misses" if len(missed) == 1 else "prompts miss"
         yield Finding(
             _seconds_of_prefill(missed, lost),
-            f"{_prompts_miss(missed)} a block of {size} tokens by less than half of it, "
+            f"{len(missed):,} {miss} a block of {size} tokens by less than half of it, "
             f"as {worst.id!r} by {tokens}: it shares {worst.shared:,} tokens with "
             f"{worst.shared_with!r}, of which {worst.hit:,} were cached; "
-            f"{sum(lost.values()):,} tokens were computed instead of cached",
+            f"{sum(lost.values()):,} shared tokens were computed again",
             f"use smaller blocks (--block-size below {size}), or make the beginning that "
             "prompts share longer",
         )
-
-
-def _prompts_miss(missed: Sequence[ListedRequest]) -> str:
-    return "1 prompt misses" if len(missed) == 1 else f"{len(missed):,} prompts miss"
 
 
 def _seconds_of_prefill(

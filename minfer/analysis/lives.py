@@ -237,7 +237,8 @@ class FollowedSample:
         """Add a turn to the life."""
         if parsed.turn.number == self.life.turn:
             # It has just arrived: its decisions of this turn are in the state.
-            self.life = self._with_outputs(self.life, parsed, ())
+            life = evolve(self.life, overtaking=_overtaking(self.life, parsed))
+            self.life = self._with_outputs(life, parsed, ())
             self.confirmed = self.life
             return
         current = phase_of(self.config, parsed.turn.before, self.life)
@@ -334,38 +335,49 @@ def _preemptions(name: SampleId, parsed: ParsedTurn) -> int:
 
 
 def _overtaking(life: Life, parsed: ParsedTurn) -> Overtaking:
-    """The admissions of others so far, with those of this turn if the sample waits."""
-    overtaking, before = life.overtaking, parsed.turn.before
-    own = before.requests.get(life.id[0])
+    """The admissions of others so far, with those of this turn while the sample waits.
+
+    Counts what `minfer.analysis.queue_times` counts.
+    """
+    overtaking, turn = life.overtaking, parsed.turn
+    before, after = turn.before, turn.transition.state
+    own = after.requests.get(life.id[0]) or before.requests.get(life.id[0])
     if own is None:
         return overtaking
     waits = life.id not in before.running.ids
-    for reason in parsed.turn.transition.reasons:
-        if isinstance(reason, Admitted) and waits and reason.id != life.id[0]:
-            ahead = reason.id, reason.sample
-        elif isinstance(reason, Preempted) and (reason.id, reason.sample) == life.id:
-            ahead = reason.by
-        else:
-            continue
-        overtaking = evolve(overtaking, admitted=overtaking.admitted + 1)
-        with_later = _with_later(overtaking, ahead, own.place[1], parsed.turn)
-        if with_later is not overtaking and isinstance(reason, Preempted):
-            with_later = evolve(with_later, preempted=with_later.preempted + 1)
-        overtaking = with_later
+    for reason in turn.transition.reasons:
+        is_own = isinstance(reason, OfSample) and (reason.id, reason.sample) == life.id
+        if is_own and isinstance(reason, Admitted | Ended):
+            waits = False  # those admitted after it in this turn did not go first
+        elif isinstance(reason, Admitted) and waits and reason.id != life.id[0]:
+            overtaking = _with_ahead(
+                overtaking, (reason.id, reason.sample), own.place[1], turn
+            )
+        elif is_own and isinstance(reason, Preempted):
+            waits = True
+            if _is_later(reason.by, own.place[1], turn):
+                overtaking = evolve(overtaking, preempted=overtaking.preempted + 1)
+            # one that does not run yet is admitted next, and counted then
+            if reason.by in before.running.ids and reason.by[0] != life.id[0]:
+                overtaking = _with_ahead(overtaking, reason.by, own.place[1], turn)
     return overtaking
 
 
-def _with_later(
+def _is_later(ahead: SampleId, arrival: int, turn: Turn) -> bool:
+    """Whether a sample came after the one with this number of arrival."""
+    requests = turn.transition.state.requests
+    live = requests.get(ahead[0]) or turn.before.requests.get(ahead[0])
+    return live is not None and live.place[1] > arrival
+
+
+def _with_ahead(
     overtaking: Overtaking, ahead: SampleId, arrival: int, turn: Turn
 ) -> Overtaking:
-    """With a sample that went ahead of one with this number of arrival, if it came
-    later.
-    """
-    after = turn.transition.state
-    live = after.requests.get(ahead[0]) or turn.before.requests.get(ahead[0])
-    if live is None or live.place[1] <= arrival:
+    """With a sample that went ahead of the one with this number of arrival."""
+    overtaking = evolve(overtaking, admitted=overtaking.admitted + 1)
+    if not _is_later(ahead, arrival, turn):
         return overtaking
-    run = after.running
+    run = turn.transition.state.running
     seq = run.seqs[run.ids.index(ahead)] if ahead in run.ids else None
     known = overtaking.priorities
     if seq is not None:

@@ -39,7 +39,7 @@ class PrefixComparison:
 
     known: int
     hit: int  # the first block that missed begins here
-    earlier: int = 0  # sequences before it with its cache salt
+    earlier: int = 0  # other requests before it with its cache salt
     shared: int = 0  # longest prefix shared with one of them
     shared_with: SampleId | None = None
     computed: int = 0  # the same, of tokens with KV by then
@@ -150,10 +150,12 @@ class PrefixTracker:
         grain = self.config.block_size if is_redacted else 1
         best = PrefixComparison(admitted.known, admitted.hit)
         history = packed(target.history)
+        earlier = set[tuple[int, str]]()  # one that was preempted is there twice
         for candidate in (*self.past.values(), *self._earlier(state, target)):
             request = candidate.seq.request
             if request.root != target.request.root or request.id == admitted.id:
                 continue
+            earlier.add((candidate.seq.place[1], request.id))
             num_common = _num_common(target.history, candidate.tokens)
             if grain == 1:
                 best = self._with_edit(best, history, target, candidate)
@@ -162,11 +164,10 @@ class PrefixTracker:
                 best = evolve(best, shared=num_common, shared_with=candidate.seq.id)
             best = evolve(
                 best,
-                earlier=best.earlier + 1,
                 computed=max(best.computed, min(num_common, candidate.computed)),
                 cached=max(best.cached, min(num_common, candidate.cached)),
             )
-        return best
+        return evolve(best, earlier=len(earlier))
 
     def _with_edit(
         self,

@@ -131,7 +131,8 @@ class QueueFold:
             is_later = arrivals.get(reason.by[0], -1) > arrivals[reason.id]
             times.preempted += 1
             times.preempted_for_later += is_later
-            if reason.by in running:  # others are admitted next
+            # one that does not run yet is admitted next, and counted then
+            if reason.by in running and reason.by[0] != reason.id:
                 times.admitted += 1
                 times.later += is_later
         self._enter((reason.id, reason.sample))

@@ -11,6 +11,7 @@ from minfer.blocks.keys import Key, block_keys, root_key
 from minfer.blocks.prefix import Pages, PrefixChange
 from minfer.engine import step
 from minfer.journal.redact import redacted, redacted_config
+from minfer.policies.builtin import Priority
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Admitted, Emit, Event, Submit
 from minfer.records.sequence import SampleId
@@ -116,9 +117,7 @@ def test_what_was_shared_and_what_was_cached(seed: int) -> None:
         )
         if prefix.shared_with is not None:
             assert common(history, others[prefix.shared_with]) == prefix.shared
-        assert prefix.earlier >= len(
-            others
-        )  # an id's tokens before it gave way count, too
+        assert prefix.earlier == len({other for other, _ in others})
         assert prefix.known == len(history)
         assert prefix.hit <= prefix.cached <= prefix.computed <= prefix.shared
         if not any(
@@ -180,6 +179,19 @@ def test_the_longest_shared_prefix_counts_though_others_came_later() -> None:
     prefix = explain(run.config, run.turns, "late").prefix
     assert prefix is not None
     assert (prefix.shared, prefix.shared_with, prefix.earlier) == (9, ("long", 0), 2)
+
+
+def test_a_request_that_was_preempted_is_one_earlier_request() -> None:
+    run = Run(config(max_num_seqs=1, policy=Priority()))
+    run.turn(Submit(request("first", 5, tokens=9, priority=1)))
+    run.turn()
+    run.turn(Submit(request("urgent", 6, tokens=2)))
+    run.turn(Submit(request("late", 7, tokens=1)))
+    run.drain()
+    assert run.life("first").preempted == 1
+    prefix = explain(run.config, run.turns, "late").prefix
+    assert prefix is not None
+    assert prefix.earlier == 2
 
 
 def test_who_comes_at_once_with_the_same_prompt_finds_nothing_computed() -> None:

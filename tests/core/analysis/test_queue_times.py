@@ -49,6 +49,12 @@ def test_waits_are_those_of_lives(seed: int) -> None:
         waited = sum(spent.seconds for phase, spent in parts if phase.kind == "line")
         assert times.waited == pytest.approx(waited, abs=1e-9), name
         assert times.preempted == sum(life.preempted for life in explanation.lives)
+        ahead = [life.overtaking for life in explanation.lives]
+        assert (times.admitted, times.later, times.preempted_for_later) == (
+            sum(counts.admitted for counts in ahead),
+            sum(counts.later for counts in ahead),
+            sum(counts.preempted for counts in ahead),
+        ), name
         compared += waited > 0
     assert compared
 
@@ -82,6 +88,20 @@ def test_later_requests_that_went_first_are_counted() -> None:
     assert overtaking.latest == ("urgent-3", 0)
     assert overtaking.priorities == (0, 0)
     assert overtaking.preempted == times.preempted_for_later
+
+
+def test_who_is_admitted_in_the_same_turn_but_after_it_did_not_go_first() -> None:
+    """Two rows are free at once: the second one is for a request that came later."""
+    run = Run(config(max_num_seqs=2, policy=Priority()))
+    run.turn(*(Submit(request(name, 3, tokens=3)) for name in ("a", "b")))
+    run.turn(*(Submit(request(name, 3, priority=1)) for name in ("own", "after")))
+    run.drain()
+    times = times_of(run.config, run.turns)["own"]
+    (life,) = explain(run.config, run.turns, "own").lives
+    assert times.waited > 0
+    assert (times.later, times.admitted) == (0, 0)
+    assert (life.overtaking.later, life.overtaking.admitted) == (0, 0)
+    assert life.overtaking.priorities is None
 
 
 def test_prompts_are_compared_with_the_last_ones() -> None:

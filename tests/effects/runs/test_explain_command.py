@@ -17,6 +17,7 @@ from minfer.analysis.explain import explain
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal.journal_files import read_journal, write_journal
 from minfer.effects.runs.explain_command import SIZES, figures
+from minfer.effects.runs.explain_words import counted
 from minfer.journal.redact import redacted, redacted_config
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Submit
@@ -73,25 +74,25 @@ def test_words_and_figures_agree(
         assert times == pytest.approx(
             [1000 * span["seconds"] for span in spans], abs=0.051
         )
+        has_several = len(explained["samples"]) > 1
         for sample in explained["samples"]:
             seconds = math.fsum(span["seconds"] for span in sample["parts"])
             assert seconds == pytest.approx(sample["upto"] - sample["arrived"], abs=1e-9)
-            total = (
-                f"Sample {sample['id'][1]}: {1000 * seconds:,.1f} ms until turn "
-                f"{sample['turn']}:"
+            heading = (
+                f"n all {1000 * seconds:,.1f} ms, until turn {sample['turn']}: "
+                f"{sample['end']['reason']!r}, "
+                f"{counted(sample['end']['length'], 'token')}"
             )
-            assert total in text
-            assert (
-                f"{sample['end']['reason']!r}, {sample['end']['length']} tokens" in text
-            )
+            assert heading in text
+            assert (f"Sample {sample['id'][1]}: in" in text) == has_several
             for reason in sample["reasons"]:
-                if reason["is"] == "Preempted":
-                    assert (
-                        f"preempted for {reason['by'][0]!r} ({reason['by'][1]})" in text
-                    )
+                by = reason.get("by")
+                if by and by != [reason["id"], reason["sample"]]:
+                    whom = f"sample {by[1]} of {by[0]!r}" if by[1] else repr(by[0])
+                    assert f"preempted for {whom}: " in text
                 if reason["is"] == "Discarded":
                     assert f"step {reason['step']} failed with it" in text
-        title = "Prefix of sample 0: " if len(explained["samples"]) > 1 else "Prefix: "
+        title = "Prefix of sample 0: " if has_several else "Prefix: "
         assert (title in text) == (explained["prefix"] is not None)
         if explained["prefix"] is not None:
             assert explained["prefix"]["sample"] == 0
@@ -125,24 +126,24 @@ def test_a_wait_behind_others_in_plain_words(
     run.drain()
     text = printed(capsys, saved(tmp_path, run), "c")
     assert text.splitlines()[:7] == [
-        "Request 'c': 3 prompt tokens, 3 to come at most",
+        "Request 'c': 3 prompt tokens, at most 3 output tokens",
         (
-            "Verdict: 6,000.0 ms of 9,000.0 ms: all rows of the batch were taken: 1 "
-            "sequences run at once"
+            "Verdict: 6,000.0 ms of 9,000.0 ms: all rows of the batch were taken "
+            "(--max-num-seqs 1)"
         ),
         "  remedy: raise --max-num-seqs above 1, or add engines (--replicas)",
-        "Sample 0: 9,000.0 ms until turn 9: 'length', 3 tokens, the first at 7,000.0 ms",
-        (
-            "      3,000.0 ms       3 turns  head of the queue, waiting for a free row "
-            "of the batch"
-        ),
+        "In all 9,000.0 ms, until turn 9: 'length', 3 tokens, the first at 7,000.0 ms",
         (
             "      3,000.0 ms       3 turns  behind others in the queue, whose head "
             "waited for a free row of the batch"
         ),
         (
-            "      1,000.0 ms       1 turns  prefill: steps 1, its tokens 3, those of "
-            "others 0"
+            "      3,000.0 ms       3 turns  head of the queue, waiting for a free row "
+            "of the batch"
+        ),
+        (
+            "      1,000.0 ms       1 turn   prefill: 1 step with 3 of its tokens and 0 "
+            "of others"
         ),
     ]
 
@@ -155,7 +156,7 @@ def test_a_sample_that_has_not_ended_has_no_length(
     run.turn()
     run.turn()
     line = printed(capsys, saved(tmp_path, run), "a").splitlines()[2]
-    assert line == "Sample 0: 2,000.0 ms until turn 2: goes on, the first at 1,000.0 ms"
+    assert line == "In all 2,000.0 ms, until turn 2: goes on, the first at 1,000.0 ms"
 
 
 def test_of_a_first_token_before_the_journal_no_time_is_reported(
@@ -169,7 +170,7 @@ def test_of_a_first_token_before_the_journal_no_time_is_reported(
     path = saved(tmp_path, run)
     assert reported(capsys, path, "a")["samples"][0]["first"] is None
     line = printed(capsys, path, "a").splitlines()[2]
-    assert line == "Sample 0: 5,000.0 ms until turn 5: 'length', 5 tokens"
+    assert line == "In all 5,000.0 ms, until turn 5: 'length', 5 tokens"
 
 
 def test_the_longest_gap_names_the_chunk(
@@ -194,10 +195,8 @@ def test_the_longest_gap_names_the_chunk(
         "chunk_of": ["19", 0],
     }
     text = printed(capsys, path, "a")
-    assert (
-        "longest time between outputs: 5,000.0 ms, turn 2 to 3, when step 2 ended" in text
-    )
-    assert "16 tokens in 2 rows, 15 of them a chunk of '19'" in text
+    assert "longest time between outputs: 5,000.0 ms, turn 2 to 3, whose step had" in text
+    assert "16 tokens of 2 samples, 15 of them a chunk of '19'" in text
 
 
 def hits(run: Run, name: str) -> dict[str, Any]:
@@ -240,6 +239,11 @@ def test_evicted_or_still_being_computed() -> None:
     run.drain()
     hit = hits(run, "late")
     assert (hit["why"], hit["hit"], hit["would"][4]) == ("evicted", 0, 8)
+    late = figures(run.config, explain(run.config, run.turns, "late"))
+    assert late["verdict"]["lines"][0] == (
+        "Verdict: its first 8 tokens had been cached, and were evicted: only 0 of 9 were "
+        "cached then"
+    )
 
 
 def test_what_passed_a_window_may_never_have_been_in_the_cache(
@@ -274,7 +278,7 @@ def test_a_block_that_a_window_lacks_is_named_with_its_group(
     assert (hit["why"], hit["hit"], hit["missed"]) == ("window", 8, 1)
     lines = printed(capsys, saved(tmp_path, run), "late")
     assert "was not cached in layer group 1, which has a window" in lines
-    assert "block 2 was not cached in layer group 1" in lines
+    assert "block 2 (counted from 0) was not cached in layer group 1" in lines
 
 
 def test_without_token_ids_only_whole_blocks_are_reported(

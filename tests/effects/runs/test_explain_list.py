@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from minfer.analysis.explain import explain
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal.journal_files import read_journal, write_journal
+from minfer.effects.runs.explain_command import figures
 from minfer.effects.runs.explain_list import MAX_LISTED, lines, list_requests
+from minfer.policies.builtin import Priority
 from minfer.records.messages import Emit, Submit
 from tests.core.simulation.clocked import Run, config, request
 from tests.effects.runs.test_explain_command import hostile as hostile
@@ -58,6 +61,46 @@ def test_the_list_as_people_see_it(
     assert first_row.endswith("goes on   a free row of the batch")
     assert "\x1b" not in out
     assert hints[0] == f"minfer explain {path} ID says where the time of one of them went"
+    assert hints[1:] == ["ID may also be that of an answer: 'a' for 'a-0'"]
+
+
+def starved() -> Run:
+    """A run in which urgent requests go before one and preempt it; later, two wait."""
+    run = Run(config(max_num_seqs=1, policy=Priority()))
+    run.turn(Submit(request("patient", 9, tokens=10, priority=1)))
+    for number in range(4):
+        run.turn(Submit(request(f"urgent-{number}", 3, tokens=3)))
+        run.turn()
+        run.turn()
+    run.drain()
+    run.turn(*(Submit(request(name, 3, tokens=9)) for name in ("first", "second")))
+    run.drain()
+    return run
+
+
+def test_the_list_and_the_verdict_on_one_request_have_the_same_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = starved()
+    entries = {entry.id: entry for entry in list_requests(run.config, run.turns)}
+    patient = entries["patient"]
+    explanation = explain(run.config, run.turns, "patient")
+    (life,) = explanation.lives
+    assert any(phase.kind == "recompute" for phase in life.parts)
+    cause, *_ = figures(run.config, explanation)["verdict"]["causes"]
+    assert cause["seconds"] == pytest.approx(patient.waited)
+    assert f"{patient.later} of {patient.admitted} admissions" in cause["because"]
+    assert cause["because"].endswith("was 0, its own 1 (lower goes first)")
+    assert cause["remedy"].startswith("raise its priority")
+    assert "or raise --max-num-seqs above 1" in cause["remedy"]
+    assert main(["explain", str(saved(tmp_path, run))]) == 0
+    overtaken, _, others, *_ = capsys.readouterr().out.splitlines()
+    waited = sum(entry.waited for entry in entries.values()) - patient.waited
+    took = sum(entry.lasted for entry in entries.values()) - patient.lasted
+    assert f"waited up to {1000 * patient.waited:,.1f} ms ('patient')" in overtaken
+    assert others.startswith(
+        f"Also: the other {len(entries) - 1} requests waited {waited / took:.0%} of their"
+    )
 
 
 def test_the_requests_of_every_run_are_listed(

@@ -88,7 +88,7 @@ def test_a_beam_is_a_request_of_its_own(
 ) -> None:
     path, _ = run
     text = reported(capsys, path, "1/3/2")
-    assert text.startswith("Request '1/3/2': 7 prompt tokens, 1 to come at most")
+    assert text.startswith("Request '1/3/2': 7 prompt tokens, at most 1 output token")
 
 
 def test_names_of_rounds() -> None:

@@ -111,9 +111,9 @@ def test_a_priority_that_starves(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda ids: (*ids[:7], 5000, *ids[8:]), "token 7 differs (its id is 5000"),
-        (lambda ids: (*ids[:7], 5000, *ids[7:]), "token 7 is inserted (its id is 5000)"),
-        (lambda ids: (*ids[:7], *ids[8:]), "token 7 is left out (the other has id 7)"),
+        (lambda ids: (*ids[:7], 5000, *ids[8:]), "has id 5000 instead of 7"),
+        (lambda ids: (*ids[:7], 5000, *ids[7:]), "is inserted (its id is 5000)"),
+        (lambda ids: (*ids[:7], *ids[8:]), "is left out (the other has id 7)"),
     ],
 )
 def test_a_prefix_that_differs_in_one_token(
@@ -127,15 +127,20 @@ def test_a_prefix_that_differs_in_one_token(
     changed = (4.0, asked("odd", (*change(system), *range(3000, 3050)), 5))
     path = recorded(tmp_path, engine(), [*requests, changed])
     verdict, remedy, *_ = explained(capsys, path)
-    assert "1 prompt misses the prefix of another by one token, as 'odd'" in verdict
-    assert "at token 7" in verdict
+    assert "1 prompt differs from another in one token, as 'odd' from 'r0'" in verdict
+    assert "in token 7 (counted from 0)" in verdict
+    # Of the 1,000 tokens, 62 blocks of 16: the others had so many, and this one none.
+    assert "up to 992 tokens were computed instead of cached" in verdict
     assert "put what changes" in remedy
     _, verdict, remedy, *_ = explained(capsys, path, "odd")
-    assert "by one token" in verdict
-    assert words in verdict
+    assert verdict.startswith("Verdict: its prompt differs from that of 'r0' in one ")
+    assert f"token: token 7, counted from 0, {words}, and the " in verdict
+    assert verdict.endswith("tokens were cached, without it up to 992")
+    assert " ms" not in verdict  # what the miss cost is not measured
     assert "put what changes" in remedy
-    _, verdict, *_ = explained(capsys, path, "r3")
+    _, verdict, *rest = explained(capsys, path, "r3")
     assert verdict.startswith("Verdict: nothing held it up")
+    assert any(line.startswith("Prefix: 992 of 1,050 tokens were") for line in rest)
 
 
 def test_a_prefix_that_ends_one_token_before_a_block(
