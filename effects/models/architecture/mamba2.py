@@ -323,17 +323,17 @@ def mix_mamba2(
     step: ModelStep,
 ) -> "Tensor":
     """Returns the gated results of the heads of layer `index` [tokens, inner_size], of
-    rows [tokens, hidden], normalised if there is `norm`; moves the states on.
+    rows [tokens, hidden], normalised if there is `norm`; updates the states.
     """
     projected = norm_linear(rows, norm, weights.inputs, step.products)
     widths = (sizes.inner_size, sum(sizes.convolved), sizes.heads)
     gates, mixed, steps = projected.split_with_sizes(widths, 1)
-    move = partial(_move_states, sizes, weights)
-    results = step.move_states(index, move, mixed, steps)
+    update = partial(_update_states, sizes, weights)
+    results = step.update_states(index, update, mixed, steps)
     return _gated(sizes, weights, results.flatten(1), gates, step.communicator)
 
 
-def _move_states(
+def _update_states(
     sizes: Mamba2,
     weights: Mamba2Weights,
     state: LayerState,
@@ -341,7 +341,7 @@ def _move_states(
     mixed: "Tensor",
     steps: "Tensor",
 ) -> "Tensor":
-    """Returns the results of the heads [tokens, heads, head_dim]; moves states on."""
+    """Returns the results of the heads [tokens, heads, head_dim]; updates states."""
     from minfer.kernels.gated_rule import gated_rule
     from minfer.kernels.rule_arguments import DecayGates
     from minfer.kernels.short_conv import short_conv

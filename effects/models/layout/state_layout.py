@@ -9,12 +9,13 @@ unit u of a layer's part is in page
 
     first_page + (first_unit + u) // units_a_page
 
-of the bundle, at place (first_unit + u) % units_a_page.
+of the bundle, at place (first_unit + u) % units_a_page of that page.
 
-Qwen3-Next 80B keeps 128 KB of a token in 12 layers with attention, in bfloat16: a page of
-64 tokens has 1.5 MB. Each of the 32 heads of its 36 recurrent layers has a state of 128 x
-128 numbers in float32: 24 of them are in a page, and 1,152 in 48 pages. The inputs of its
-convolutions, 36 x 64 units of 3 x 128 numbers in bfloat16, are in 2 pages more.
+Example: Qwen3-Next 80B has 24 KiB of keys and values of a token in its 12 layers with
+attention, in bfloat16, so a page of 64 tokens has 1.5 MiB. Each of the 32 heads of its 36
+recurrent layers has a state of 128 x 128 numbers in float32: 24 of them are in a page,
+and all 1,152 in 48 pages. The inputs of its convolutions, 36 x 64 units of 3 x 128
+numbers in bfloat16, are in 2 pages more.
 """
 
 from collections import Counter
