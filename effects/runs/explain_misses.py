@@ -12,7 +12,7 @@ MIN_BLOCK_SIZE: Final = 8  # that is advised; from the next one on, if it helps 
 USUAL_BLOCK_SIZE: Final = 16
 SAME_BEGINNING: Final = (
     "keep the beginning of prompts the same, token for token: put what changes (a date, "
-    "an id, a name) behind what stays"
+    "an id, a name) after what stays the same"
 )
 
 
@@ -70,8 +70,9 @@ def _edited(prefix: Mapping[str, Any]) -> Miss:
     }[edit["kind"]]
     because = (
         f"its prompt misses the prefix of {prefix['edit_with'][0]!r} by one token: token "
-        f"{edit['at']:,} {edit['kind']} ({ids}), and the {edit['alike']:,} tokens behind "
-        f"it are alike. Only {prefix['hit']:,} of {prefix['known']:,} tokens were cached"
+        f"{edit['at']:,} {edit['kind']} ({ids}), and the {edit['alike']:,} tokens after "
+        f"it are the same. Only {prefix['hit']:,} of {prefix['known']:,} tokens were "
+        "cached"
     )
     return Miss(because, SAME_BEGINNING)
 

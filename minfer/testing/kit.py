@@ -183,10 +183,11 @@ def check_policy(
     - No deadlock: all requests end and are freed, within 50 turns and 4 for each token;
       and while nothing runs, no request waits for more than `hold` seconds (a window
       needs its own length).
-    - Bounded starvation: while a request waits and its equals (all but the id) keep
-      coming, at most `overtakes` of them are admitted, see `Trial.compete`; and of the
-      shortest that keep coming, at most as many that came `patience` seconds later
-      (shortest first needs what 21 tokens weigh).
+    - Bounded starvation: while a request waits, and requests that are equal but for the
+      id keep coming, at most `overtakes` of these are admitted, see `Trial.compete`. If
+      the shortest possible requests keep coming, the same holds for those that come at
+      least `patience` seconds later (a policy that prefers short requests needs as many
+      seconds as 21 tokens are worth to it).
     - `laws`: promises of your own. Each is called with the trial after every turn, and
       raises AssertionError if it is broken; README.md has an example.
 
