@@ -40,6 +40,11 @@ from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import norm_linear
 from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.state_parts import StatePart
+from minfer.effects.models.architecture.summed_state import (
+    STATE,
+    exponentials,
+    summed_state,
+)
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families.recurrent_keys import GatedDeltaKeys
 from minfer.effects.models.parts import WeightPart
@@ -52,7 +57,6 @@ if TYPE_CHECKING:
     from minfer.kernels.state_work import StateWork
 
 NAME: Final = "linear_attn"  # in a layer of a checkpoint
-STATE: Final = "state"  # the part of a layer's state that heads have
 # Added where queries and keys are divided by their lengths, whatever the config says.
 L2_EPS: Final = 1e-6
 
@@ -152,7 +156,7 @@ class GatedDelta:
     @property
     def state_parts(self) -> tuple[StatePart, ...]:
         """What it keeps of a sequence."""
-        heads = StatePart(STATE, self.heads, (self.key_dim, self.value_dim), "state")
+        heads = summed_state(self.heads, (self.key_dim, self.value_dim))
         return (conv_state(sum(self.convolved), self.width), heads)
 
     @property
@@ -246,11 +250,6 @@ def gated_delta_parts(
     yield WeightPart(f"{NAME}.A_log", weights.rates, exponentials)
     yield norm_part(f"{NAME}.norm", weights.out_norm, evolve(sizes.norms, offset=False))
     yield from weight_parts(sizes.out, weights.out, form)
-
-
-def exponentials(stored: "Tensor") -> "Tensor":
-    """Returns the exponentials of stored logarithms, in float32."""
-    return stored.float().exp()
 
 
 def _by_kind(outputs: tuple[int, ...]) -> "Callable[[Tensor], Tensor]":

@@ -26,7 +26,7 @@ from minfer.effects.models.architecture.conv_state import (
     conv_parts,
     conv_state,
 )
-from minfer.effects.models.architecture.gated_delta import L2_EPS, STATE, exponentials
+from minfer.effects.models.architecture.gated_delta import L2_EPS
 from minfer.effects.models.architecture.linear import (
     PLAIN_LEAF,
     LinearSizes,
@@ -40,6 +40,11 @@ from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import linear, norm_linear
 from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.state_parts import StatePart
+from minfer.effects.models.architecture.summed_state import (
+    STATE,
+    exponentials,
+    summed_state,
+)
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import RankInfo
@@ -163,7 +168,7 @@ class KimiDelta:
     @property
     def state_parts(self) -> tuple[StatePart, ...]:
         """What it keeps of a sequence."""
-        heads = StatePart(STATE, self.heads, (self.head_dim, self.head_dim), "state")
+        heads = summed_state(self.heads, (self.head_dim, self.head_dim))
         return (conv_state(self.channels, self.width), heads)
 
     @property

@@ -28,7 +28,6 @@ from minfer.effects.models.architecture.conv_state import (
     conv_parts,
     conv_state,
 )
-from minfer.effects.models.architecture.gated_delta import STATE, exponentials
 from minfer.effects.models.architecture.linear import (
     PLAIN_LEAF,
     LinearSizes,
@@ -44,6 +43,11 @@ from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import linear, norm_linear, normalise
 from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.state_parts import StatePart
+from minfer.effects.models.architecture.summed_state import (
+    STATE,
+    exponentials,
+    summed_state,
+)
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import RankInfo
@@ -154,7 +158,7 @@ class Mamba:
         """What it keeps of a sequence."""
         of_unit = gcd(self.channels, UNIT_CHANNELS)
         shape = (self.state_size, of_unit)
-        states = StatePart(STATE, self.channels // of_unit, shape, "state")
+        states = summed_state(self.channels // of_unit, shape)
         return (conv_state(self.channels, self.width), states)
 
     @property

@@ -25,7 +25,6 @@ from minfer.effects.models.architecture.conv_state import (
     conv_parts,
     conv_state,
 )
-from minfer.effects.models.architecture.gated_delta import STATE, exponentials
 from minfer.effects.models.architecture.linear import (
     LinearSizes,
     NormRule,
@@ -39,6 +38,11 @@ from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import norm_linear
 from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.state_parts import StatePart
+from minfer.effects.models.architecture.summed_state import (
+    STATE,
+    exponentials,
+    summed_state,
+)
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families.layer_keys import Multipliers
 from minfer.effects.models.families.recurrent_keys import Mamba2Keys
@@ -157,7 +161,7 @@ class Mamba2:
     @property
     def state_parts(self) -> tuple[StatePart, ...]:
         """What it keeps of a sequence."""
-        heads = StatePart(STATE, self.heads, (self.state_size, self.head_dim), "state")
+        heads = summed_state(self.heads, (self.state_size, self.head_dim))
         return (conv_state(sum(self.convolved), self.width), heads)
 
     @property
