@@ -93,7 +93,7 @@ def _decode(
 
 @triton.jit
 def _place(number, lead, stride):
-    """The place of a chunk's inputs of these numbers, behind its first input."""
+    """The places of a chunk's inputs of these numbers, from its first input on."""
     place = number.to(tl.int64)
     if lead is not None:
         place = place * stride + tl.where(number > 0, lead, 0)

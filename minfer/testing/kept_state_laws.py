@@ -87,8 +87,8 @@ def _check_saved(
     after: EngineState,
 ) -> None:
     """Check that a row saves its state only at a known position. If there is room, a row
-    must save it after each stride behind its prompt, and at the positions in its prompt
-    from which others will start, where chunks must end. If the plan already saves as many
+    must save it after each stride of its answer, and at the positions in its prompt from
+    which others will start, where chunks must end. If the plan already saves as many
     states as it may, the row is noted as skipped instead.
     """
     config, size, seat = books.config, books.config.block_size, seats[index]

@@ -5,14 +5,14 @@ of all tokens (Yang et al. 2025). A token first fades the state, then corrects w
 state gives for its key towards its own value, by the delta rule; its query reads the
 result (kernels/gated_rule.py). How much is faded and corrected is computed from each
 token. Before that, queries, keys and values go through a convolution over the last few
-tokens, each channel by itself; behind it, each head's result is normalised and gated.
-Several value heads share one key head.
+tokens, each channel by itself; after the rule, each head's result is normalised and
+gated. Several value heads share one key head.
 
 The state of a sequence is the same size whatever its length: of Qwen3-Next 32 heads of
 128 x 128 numbers a layer, and the last 3 inputs of the convolution.
 
 With tensor parallelism, heads are split: the products of the input by column, the one
-behind the heads by row.
+after the heads by row.
 """
 
 from collections.abc import Callable, Iterator

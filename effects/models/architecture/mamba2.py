@@ -5,7 +5,7 @@ Theory. Each head has a state, a matrix of state size by head dimensions (Dao an
 vector B, weighed by the step, and reads it with its vector C; heads of a group share B
 and C. Steps are computed from each token. So B is a key, C a query, and the input a value
 of linear attention (kernels/gated_rule.py). Before that, inputs, B and C go through a
-convolution over the last few tokens; behind it, the results are gated and normalised, or
+convolution over the last few tokens; after the rule, results are gated and normalised, or
 gated alone.
 
 With tensor parallelism, heads are split, and groups with them. Of one group, all ranks

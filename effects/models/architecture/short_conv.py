@@ -5,7 +5,7 @@ channel by itself, and are gated again (LFM2, Liquid AI 2025). Its state is the 
 inputs of the convolution: with a kernel of 3, two inputs of each channel.
 
 With tensor parallelism, channels are split: the product of the input by column, the one
-behind the convolution by row.
+after the convolution by row.
 """
 
 from collections.abc import Iterator

@@ -3,8 +3,8 @@
 Theory. A sequence's *state* is what all recurrent layers keep of it at one position. It
 is a bundle of pages of the pool that holds keys and values, so blocks and states share
 one memory, and a state is copied, evicted and moved as a block is. Its layers' parts
-consist of units (state_parts.py). Units of one kind, of all layers, are placed one behind
-the other, as many whole ones in a page as fit; the next kind begins in another page. So
+consist of units (state_parts.py). Units of one kind, of all layers, follow one
+another, as many whole ones in a page as fit; the next kind begins in another page. So
 unit u of a layer's part is in page
 
     first_page + (first_unit + u) // units_a_page
@@ -55,7 +55,7 @@ class StateLayout:
 
 @frozen
 class _Kind:
-    """Units that are placed one behind the other."""
+    """Units of all layers that share pages: those of one shape and dtype."""
 
     shape: tuple[int, ...]
     dtype: str
