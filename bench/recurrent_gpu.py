@@ -84,15 +84,15 @@ class Step(NamedTuple):
 
     def run(self, index: int, only: str = "all") -> Tensor:
         """Runs a layer, or one kernel of it."""
-        out = self._move_states(index, only, self.work)
+        out = self._update_states(index, only, self.work)
         if self.work.drafted is not None:
             accepted = self.work.accepted_work(self.work.drafted.counts)
-            self._move_states(index, only, accepted)
+            self._update_states(index, only, accepted)
         if only in ("all", "norm"):
             out = gated_norm(out, self.z, Norm(self.x[0, :DIM], 1e-6), DIM)
         return out
 
-    def _move_states(self, index: int, only: str, work: StateWork) -> Tensor:
+    def _update_states(self, index: int, only: str, work: StateWork) -> Tensor:
         """Runs the convolution and the rule, or one of them."""
         mixed, out = self.x, self.z
         if only in ("all", "convolution"):

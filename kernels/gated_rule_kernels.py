@@ -17,7 +17,7 @@ def step_size(raw, bias, low, high):
 
 @triton.jit
 def to_next(number, lead, stride):
-    """How far the next input of a row is behind its input `number`."""
+    """How many tokens after a row's input `number` its next input is packed."""
     ahead = 1
     if lead is not None:
         ahead = stride + tl.where(number == 0, lead, 0)

@@ -23,7 +23,7 @@ from minfer.kernels.state_kernels import most_blocks
 from minfer.kernels.state_work import StateChunks
 from minfer.kernels.target import capability
 
-# Of what goes block by block: float32's products would not be of tensor cores.
+# Dtypes of chunks that go block by block: tensor cores have no products of float32.
 BLOCK_TYPES: Final = (torch.bfloat16, torch.float16)
 
 
@@ -111,9 +111,10 @@ def _launch_blocks(rule: RuleArguments, out: Tensor, chunks: StateChunks) -> Non
 def _prepare(
     rule: RuleArguments, chunks: StateChunks, blocks: int, shape: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns what `carry` needs of the blocks, by its names."""
-    tokens, heads, _ = rule.v.shape
-    q, k = rule.q, rule.k
+    """Launch what does not depend on the states. Returns what `carry` needs of the
+    blocks, by the names of its arguments.
+    """
+    heads, q, k = rule.v.shape[1], rule.q, rule.k
     squares = blocks, heads, shape["block"], shape["block"]
     prepared: dict[str, Any] = {
         "inverses": None if rule.beta is None else k.new_empty(squares),
@@ -134,22 +135,36 @@ def _prepare(
         "num_warps": PREPARE_WARPS,
     }
     if rule.decay.by_channel:
-        names = ("q", "k", "written_keys")
-        scaled = k.new_empty(3, tokens, heads, shape["keys"]).unbind()
-        totals = k.new_empty(blocks, heads, shape["keys"], dtype=torch.float32)
-        prepare_channels[blocks, heads](
-            **arguments,
-            queries=scaled[0],
-            read_keys=scaled[1],
-            written_keys=scaled[2],
-            totals=totals,
-        )
-        by_name = dict(zip(names, scaled, strict=True))
-        return {**prepared, **by_name, "totals": totals, "factors": None}
+        return {**prepared, **_prepare_channels(rule, arguments, blocks)}
     factors = k.new_empty(blocks, heads, FACTORS, shape["block"], dtype=torch.float32)
     prepare[blocks, heads](**arguments, factors=factors)
     plain = {"q": q, "k": k, "written_keys": None, "totals": None}
     return {**prepared, **plain, "factors": factors}
+
+
+def _prepare_channels(
+    rule: RuleArguments, arguments: dict[str, Any], blocks: int
+) -> dict[str, Any]:
+    """`_prepare` under decays of each channel: returns the scaled queries and keys, and
+    what states keep of each channel, by the names of `carry`'s arguments.
+    """
+    (tokens, heads, _), keys = rule.v.shape, arguments["keys"]
+    queries, read_keys, written_keys = rule.k.new_empty(3, tokens, heads, keys).unbind()
+    totals = rule.k.new_empty(blocks, heads, keys, dtype=torch.float32)
+    prepare_channels[blocks, heads](
+        **arguments,
+        queries=queries,
+        read_keys=read_keys,
+        written_keys=written_keys,
+        totals=totals,
+    )
+    return {
+        "q": queries,
+        "k": read_keys,
+        "written_keys": written_keys,
+        "totals": totals,
+        "factors": None,
+    }
 
 
 def _gates(rule: RuleArguments) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from minfer.kernels.scan_arguments import ScanArguments
 from minfer.kernels.state_kernels import unit_pointers
 from minfer.kernels.state_work import StateChunks, StateWork
 
-# Channels of a program. Not measured yet: with 16 numbers a channel, 32 of the state in
-# each thread of two warps would leave few programs; 64 channels are 8 a thread.
+# Channels of a program; not measured. With 16 numbers a channel, a thread has 8 numbers
+# of the state; with more of them there would be few programs.
 CHANNELS: Final = 64
 WARPS: Final = 4
 

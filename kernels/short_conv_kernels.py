@@ -93,7 +93,7 @@ def _decode(
 
 @triton.jit
 def _place(number, lead, stride):
-    """The place of a chunk's inputs of these numbers, behind its first input."""
+    """The places of a chunk's inputs of these numbers, from its first input on."""
     place = number.to(tl.int64)
     if lead is not None:
         place = place * stride + tl.where(number > 0, lead, 0)
@@ -227,19 +227,24 @@ def launch(
         "launch_pdl": early(x),
     }
     if len(work.rows):
-        pad = triton.next_power_of_2(units.unit_shape[1])
-        height = max(1, DECODE_CHANNELS // pad)
-        _decode[len(work.rows), triton.cdiv(units.units, height)](
-            **arguments,
-            rows=work.rows,
-            starts=work.starts,
-            first_token=work.first_token,
-            units=units.units,
-            height=height,
-            pad=pad,
-        )
+        _launch_rows(arguments, work, units)
     for chunks, writes in work.all_chunks:
         _launch_chunks(arguments, chunks, tokens, channels, writes=writes)
+
+
+def _launch_rows(arguments: dict[str, Any], work: StateWork, units: PagedUnits) -> None:
+    """Launch the convolution of decode rows."""
+    pad = triton.next_power_of_2(units.unit_shape[1])
+    height = max(1, DECODE_CHANNELS // pad)
+    _decode[len(work.rows), triton.cdiv(units.units, height)](
+        **arguments,
+        rows=work.rows,
+        starts=work.starts,
+        first_token=work.first_token,
+        units=units.units,
+        height=height,
+        pad=pad,
+    )
 
 
 def _launch_chunks(

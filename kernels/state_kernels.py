@@ -18,8 +18,8 @@ def unit_pointers(
 @triton.jit
 def find_block(counts, chunks, number, block: tl.constexpr, pad: tl.constexpr):
     """Find a block of up to `block` inputs of a chunk. Blocks are numbered over all
-    chunks; returns the chunk, which is at least `chunks` behind the last block, and the
-    number of the block within it.
+    chunks. Returns the chunk, which is `chunks` or more if there is no such block, and
+    the number of the block within it.
     """
     lane = tl.arange(0, pad)
     blocks = tl.cdiv(tl.load(counts + lane, mask=lane < chunks, other=0), block)

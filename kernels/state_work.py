@@ -5,15 +5,17 @@ several inputs of a row.
 
 Theory of drafts. A state that took in a rejected draft cannot be undone. So a step reads
 the states of rows with drafts and does not write them. Once it is known which drafts are
-accepted, in the same step, the states are moved on by the accepted inputs alone: the
+accepted, in the same step, the states are updated by the accepted inputs alone: the
 kernels run again, over the layer's own inputs, which were kept (`accepted_work`). No
-product is computed twice, and between steps a state has exactly the inputs of its row.
-Such a step reads the states of these rows twice and writes them once. One state for each
-draft would be read once and written as often as there are inputs, in as much more memory:
-with 3 drafts, 5 times the bytes of a state instead of 3, and 4 states a row. To leave the
-accepted inputs to the next step would save a third of the bytes (54 us a row of
-Qwen3-Next at 4.2 TB/s become 36), but then all that reads, copies or saves a state has to
-take in what is pending.
+product of matrices is computed twice, and between steps a state has taken in exactly the
+inputs that its row keeps. Such a step reads the states of these rows twice and writes
+them once.
+
+Two other ways were considered. With one state for each draft, a state is read once and
+written once for each input: with 3 drafts, 5 times the bytes of a state instead of 3, and
+4 states a row in memory. If the next step took in the accepted inputs, a third of the
+bytes would be saved (36 us a row of Qwen3-Next instead of 54, at 4.2 TB/s), but whatever
+reads, copies or saves a state would have to take in these inputs first.
 """
 
 from collections.abc import Iterator
@@ -25,9 +27,9 @@ from torch import Tensor
 
 @frozen
 class DraftSpacing:
-    """Where the inputs of a row with drafts are: the first at its offset, and input i
-    behind that at offset + lead + i * stride, as drafts come behind all decode rows, a
-    line of rows for each place.
+    """Where the inputs of a row with drafts are among the packed tokens: the first at the
+    row's offset, and its draft i (from 1) at offset + lead + i * stride. Drafts come
+    after all decode rows: first the first draft of each row, then the second of each.
     """
 
     lead: int
@@ -36,8 +38,8 @@ class DraftSpacing:
 
 @frozen(eq=False)
 class StateChunks:
-    """Rows of several inputs; all int32 [chunks]. A count of 0 means padding: nothing of
-    such a row is read or written.
+    """Rows of several inputs; all tensors are int32 [chunks]. A count of 0 means padding:
+    nothing of such a row is read or written.
     """
 
     rows: Tensor  # of the table
@@ -59,7 +61,7 @@ class StateChunks:
 @frozen(eq=False)
 class StateWork:
     """The rows of a step, whose states are read, updated by the step's inputs and written
-    back. A row has one line here, and no two rows share a page, but for padding.
+    back. Each row is here once, and no two rows share a page, but for padding.
     """
 
     table: Tensor  # [table rows, pages of a state] int32: page ids
@@ -79,8 +81,8 @@ class StateWork:
             yield self.chunks, True
 
     def accepted_work(self, counts: Tensor) -> "StateWork":
-        """Returns the work that moves the states of rows with drafts on, by their first
-        `counts` inputs [drafted] int32.
+        """Returns the work that updates the states of rows with drafts by their first
+        `counts` inputs [drafted] int32. Raises ValueError if no row has drafts.
         """
         if self.drafted is None:
             raise ValueError("no row of this step has drafts")

@@ -12,7 +12,7 @@ MIN_BLOCK_SIZE: Final = 8  # that is advised; from the next one on, if it helps 
 USUAL_BLOCK_SIZE: Final = 16
 SAME_BEGINNING: Final = (
     "keep the beginning of prompts the same, token for token: put what changes (a date, "
-    "an id, a name) behind what stays"
+    "an id, a name) after what stays the same"
 )
 
 

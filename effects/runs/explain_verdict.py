@@ -1,13 +1,14 @@
 """The verdict of `minfer explain`: what cost one request most, why, and what to do.
 
-Its time is divided among causes: waits by what the head of the queue waited for, or, if
-most of those that were admitted meanwhile came later than it, as others' going first;
-waits and prefills after a preemption as that preemption's; and of its first prefill the
-part that the prefix cache could have saved. A cause counts from a tenth of the time on.
+Its time is divided among causes. A wait counts for what the head of the queue waited for;
+but if most of the requests admitted meanwhile came later, it counts for them (`ORDER`).
+Waits and prefills after a preemption count for the preemption. The part of the first
+prefill that the prefix cache could have saved counts for the prefix. A cause is named if
+it took a tenth of the time or more.
 
-The time of a prefix that missed is estimated, by its share of the prefill's tokens, as a
-step also takes time that does not depend on its tokens. It orders the causes, and is not
-in the words.
+The time of a prefix that missed is estimated, by its share of the prefill's tokens: a step
+also takes time that does not depend on its tokens. It orders the causes, and is not in the
+words.
 """
 
 from collections import defaultdict
@@ -116,8 +117,8 @@ def _seconds_by_cause(
 
 
 def is_overtaken(later: int, admitted: int, preempted_for_later: int) -> bool:
-    """Whether later requests are why one waited: they are most of those that went first,
-    or it was preempted for one of them.
+    """Whether a request waited because of later ones: they are most of those that went
+    first, or it was preempted for one of them.
     """
     return preempted_for_later > 0 or (later >= MIN_LATER and 2 * later > admitted)
 

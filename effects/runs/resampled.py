@@ -59,7 +59,7 @@ def _drawn_rows(rows: tuple[TraceRow, ...], rng: Random) -> tuple[TraceRow, ...]
         drawn_before[index] += 1
         for row in parts[index]:
             ids = tuple(
-                [numbers.setdefault((copy, one), len(numbers)) for one in row.ids]
+                [numbers.setdefault((copy, own), len(numbers)) for own in row.ids]
             )
             time = begin + row.time - starts[index]
             drawn.append(evolve(row, time=time, ids=ids))

@@ -52,17 +52,17 @@ _BY_GROUP: Final = ("p50", "p99")
 
 @frozen
 class Difference:
-    """How a figure of a policy differs from that of the first one."""
+    """How a figure of a policy differs from that of the first policy."""
 
     figure: ComparedFigure
     baseline: MedianInterval
     difference: MedianInterval
-    lower: int  # seeds with a lower value than the baseline's
-    equal: int
+    lower: int  # seeds in which the value is lower than the baseline's
+    equal: int  # seeds in which it is the same
 
     @property
     def verdict(self) -> str:
-        """What follows, in a word."""
+        """`lower`, `higher`, `noise` or `equal`."""
         if self.difference.low == self.difference.high == 0:
             return "equal"
         if not self.difference.excludes_zero:
@@ -151,9 +151,9 @@ def medians(runs: list[Figures]) -> Figures:
         if isinstance(value, Counter):
             keys = {key for counter in values for key in counter}
             row[name] = Counter({key: median([v[key] for v in values]) for key in keys})
-        elif values and all(isinstance(one, Mapping) for one in values):
-            row[name] = medians([dict(one) for one in values])
-        elif values and all(type(one) in (int, float) for one in values):
+        elif values and all(isinstance(inner, Mapping) for inner in values):
+            row[name] = medians([dict(inner) for inner in values])
+        elif values and all(type(number) in (int, float) for number in values):
             row[name] = median(values)
         else:
             row[name] = value
@@ -161,8 +161,8 @@ def medians(runs: list[Figures]) -> Figures:
 
 
 def remarks(names: list[str], runs: list[list[Figures]]) -> Iterator[str]:
-    """What must be known of runs, by case and seed, before they are compared: that none
-    waited, or that two cases decided alike.
+    """Sentences that a reader needs before comparing `runs`, by case and seed: that no
+    request waited, or that two cases, called `names`, decided alike.
     """
     policies = {seeds[0]["policy"] for seeds in runs}
     waited = any(run["most_waiting"] for seeds in runs for run in seeds)

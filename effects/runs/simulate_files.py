@@ -27,7 +27,7 @@ def write_files(options: argparse.Namespace, runs: list[Figures]) -> None:
 
 
 def write_csv(path: Path, runs: list[Figures]) -> None:
-    """A line for each run, and a column for each number: `ttft.p99`, for example."""
+    """Write a line for each run, and a column for each number, such as `ttft.p99`."""
     rows = [dict(_flat(run)) for run in runs]
     names = [*dict.fromkeys(name for row in rows for name in row)]
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -68,13 +68,13 @@ def _check_plot(path: Path) -> None:
     if path.suffix not in _SUFFIXES:
         raise ConfigError(f"--plot {path}: its name must end in {', '.join(_SUFFIXES)}")
     try:
-        import matplotlib  # noqa: F401  # that it is there
+        import matplotlib  # noqa: F401  # to see whether it is installed
     except ModuleNotFoundError:
         raise ConfigError(f"--plot needs matplotlib: {how_to_install('bench')}") from None
 
 
 def write_plot(path: Path, runs: list[Figures]) -> None:
-    """A panel for each figure: each run as a dot, and the median of each policy as a
+    """Plot a panel for each figure: each run as a dot, and the median of each policy as a
     line.
     """
     from matplotlib.figure import Figure  # takes a while, and is needed here only

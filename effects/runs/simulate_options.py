@@ -56,7 +56,7 @@ _NUMBERS: Final = (
         "--seeds",
         int,
         None,
-        "compare the policies under so many loads of the kind of TRACE: medians, "
+        "compare the policies under this number of loads like TRACE: medians, "
         f"intervals, and which differences are noise; at least {MIN_DRAWS}",
     ),
     _NumberOption("--replicas", int, 1, "engines behind a router (default: 1)"),

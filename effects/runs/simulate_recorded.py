@@ -1,5 +1,5 @@
-"""A recorded run beside its simulation: what the simulator misses, and whose arrivals
-would have moved.
+"""A recorded run beside its simulation: by how much the simulation misses it, and
+whether its clients were closed loops, whose arrivals would have moved.
 
 Closed-loop clients send a request when an answer has come. Under another policy they
 would have sent it at another time, but a simulation has the recorded arrivals. They are
@@ -9,6 +9,7 @@ requests back to its maximum, soon after another request has ended.
 
 import argparse
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -24,7 +25,7 @@ from minfer.records.messages import Emit, Submit
 from minfer.records.state import Turn
 
 Figures = dict[str, Any]
-MAX_MISS: Final = 0.1  # of a figure, before it is warned of
+MAX_MISS: Final = 0.1  # of a figure; a warning names larger ones
 CHECKED: Final = (
     ("tok/s", "tokens_per_second", None),
     ("TTFT p50", "ttft", "p50"),
@@ -47,10 +48,11 @@ CLOSED_LOOP: Final = (
 class ClosedLoop:
     """Recognizes closed-loop clients in the turns of a run."""
 
-    arrivals: list[tuple[int, float]] = field(factory=list)  # live then, since an end
-    durations: list[float] = field(factory=list)
-    began: dict[str, float] = field(factory=dict)
-    last_end: float | None = None
+    # Of each arrival: requests in the engine, and seconds since the last end of one.
+    arrivals: list[tuple[int, float]] = field(factory=list)
+    durations: list[float] = field(factory=list)  # of requests that have ended, seconds
+    began: dict[str, float] = field(factory=dict)  # arrival of each live request, by id
+    last_end: float | None = None  # of a request, seconds
 
     def fold(self, turn: Turn) -> None:
         """Fold a turn."""
@@ -61,7 +63,7 @@ class ClosedLoop:
                 self.began[event.request.id] = after.time
                 since = after.time - self.last_end if self.last_end is not None else 0.0
                 self.arrivals.append((len(after.requests), since))
-        for finished in (one for batch in ends for one in batch):
+        for finished in chain.from_iterable(ends):
             if finished.id not in after.requests and finished.id in self.began:
                 self.durations.append(after.time - self.began.pop(finished.id))
                 self.last_end = after.time
@@ -107,8 +109,8 @@ def is_baseline(case: Case, trace: ArrivalTrace) -> bool:
 
 
 def missed(recorded: Figures, simulated: Figures) -> dict[str, float]:
-    """By how much of itself each figure of a recorded run is missed, where that is more
-    than `MAX_MISS`.
+    """The relative error of each simulated figure, by title, where it is more than
+    `MAX_MISS`.
     """
     found = {}
     for title, name, key in CHECKED:

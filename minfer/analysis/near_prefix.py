@@ -1,8 +1,8 @@
 """Prompts that are alike but for one token.
 
 A prefix cache matches tokens from the first on, so one token that differs, is inserted or
-left out makes everything behind it miss: a date in a system prompt, a space, a different
-first message. This finds such pairs.
+left out makes everything after it miss: a date in a system prompt, a space, a different
+first message. This module finds such pairs.
 """
 
 from array import array
@@ -19,8 +19,8 @@ _REMOVED: Final = "is left out"
 
 @frozen
 class OneTokenEdit:
-    """How a prompt comes from an earlier one: by one token at position `at`, behind which
-    `alike` tokens are the same again.
+    """How a prompt differs from an earlier one: by one token at position `at`, after
+    which `alike` tokens are the same again.
     """
 
     at: int
@@ -36,7 +36,7 @@ def packed(tokens: Tokens) -> bytes:
 def num_common(first: bytes, second: bytes) -> int:
     """The number of equal leading tokens."""
     low, high = 0, min(len(first), len(second)) // _ITEM_BYTES
-    # Most prompts differ early: the step doubles from the begin on, then halves.
+    # Most prompts differ early: the step doubles from the first token on, then halves.
     step = 1
     while low < high:
         end = min(high, low + step)

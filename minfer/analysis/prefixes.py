@@ -47,7 +47,7 @@ class PrefixComparison:
     cached: int = 0
     # the group of layers whose window lacked the block that missed, if others had it
     missed: int | None = None
-    # whether other layers had it, and no state of recurrent layers was kept behind it
+    # whether other layers had it, and no state of recurrent layers was kept after it
     lacked_state: bool = False
     # The one of them whose tokens are alike but for one token, if that costs a block; its
     # token at that place, and the request's own (None: there is none, or it is redacted).

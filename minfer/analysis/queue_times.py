@@ -1,10 +1,10 @@
 """How long each request of a run waited in the queue, for what, and who went first: a
 fold over turns.
 
-Theory. What the head of the queue waits for holds for all behind it. So a clock runs for
-each cause, and a sample's wait is the difference of all clocks between its entry into the
-queue and its admission. A turn costs one look at the head, and an admission one at each
-sample that waits.
+Theory. All samples in the queue wait for what its head waits for. So there is a clock for
+each cause, which runs while the head waits for that cause; the waits of a sample are the
+differences of the clocks between its entry into the queue and its admission. A turn costs
+one look at the head, and an admission one look at each sample that waits.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,9 +37,9 @@ class QueueTimes:
     later: int = 0
     prompt: int = 0  # tokens, at its first admission
     hit: int = 0  # of these, those that were cached
-    shared: int = 0  # leading tokens that another one of the last prompts has, too
-    shared_with: str = ""
-    # the near miss of its prefix, and the request that it is near to
+    shared: int = 0  # most leading tokens that it shares with one of the last prompts,
+    shared_with: str = ""  # which is that of this request
+    # The prompt that misses the cache by one token, as an edit of that of `edit_with`.
     edit: OneTokenEdit | None = None
     edit_with: str = ""
 
@@ -59,7 +59,9 @@ class _Waiting:
 
 @define(eq=False)
 class QueueFold:
-    """The waits of the requests of a run, by id; of one id, those of all of them."""
+    """The waits of the requests of a run, by id; if an id is used again, those of its
+    last request.
+    """
 
     config: EngineConfig
     times: dict[str, QueueTimes] = field(factory=dict)
@@ -88,7 +90,7 @@ class QueueFold:
                 self._leave((reason.id, reason.sample))
 
     def end(self) -> Mapping[str, QueueTimes]:
-        """The waits of all requests, those that go on counted until now."""
+        """The waits of all requests; a wait without an end counts up to the last turn."""
         for name in [*self._waiting]:
             self._leave(name)
         return self.times

@@ -21,7 +21,7 @@ Stores hold blocks of the device for a while, mostly such as sequences hold. The
 `pinned`: a small map counts that, and the node changes only if its last user leaves.
 
 A kept state of recurrent layers is a child of the block after which it was taken, and has
-no children. Nothing holds it but newcomers that are about to start from it, and stores.
+no children. Only newcomers that are about to start from it and stores to tiers hold it.
 So it is evicted before its block.
 
 In a group of layers with a sliding window a sequence releases ancestors while it runs:
@@ -379,9 +379,9 @@ class PrefixChange:
     def publish_state(
         self, parent: Key, key: Key, pages: Pages, *, store: bool = True
     ) -> bool:
-        """Publish a state of recurrent layers after the block `parent`, or ROOT, that
-        nothing holds; False if it is kept already, or the block is not cached. `store`:
-        whether it is noted for tiers.
+        """Publish a state of recurrent layers as a child of the block `parent`, or of
+        ROOT; nothing holds the state then. Returns False if a state with this key is kept
+        already, or if the block is not cached. `store`: whether tiers will store it.
         """
         nodes, last_use = self.nodes, self.next_use
         if key in nodes or (parent != ROOT and parent not in nodes):

@@ -155,9 +155,10 @@ def _candidates(
         sub, map(sub, run.last_index, run.scheduled), ones(len(run))
     )
     if config.state_group:
-        # The position at which a state is saved must be known. `scheduled` is the latest
-        # one until all plans with drafts are over, `depth` - 1 plans later; these have
-        # an input each, and the one that ends there has no drafts.
+        # A state is saved at a position that must be known. Until the results of all
+        # plans with drafts have come, `depth` - 1 plans later, `scheduled` is only the
+        # furthest possible position. These plans have one input of the row each, and so
+        # has the plan that ends at the save: it has no drafts.
         ahead = 1 + config.depth
         save_at = map(_save_at, run.chains)
         left = map(min, left, map(sub, map(sub, save_at, run.scheduled), repeat(ahead)))

@@ -30,7 +30,7 @@ class Found:
     blocks: int
     cached: int  # in the group without a window
     missed: int | None = None  # the group with a window that misses the next one of these
-    # as many as `blocks`, if a state were kept after each of them
+    # what `blocks` would be if a state were kept after every block
     shared: int = 0
 
 
@@ -51,8 +51,8 @@ class Hit:
 
 
 def find_hit(config: EngineConfig, prefix: BlockLookup, keys: Keys, full: int) -> Found:
-    """The most of the first `full` blocks after which all that the next query reads is
-    cached in every group, and with a state group a state is kept.
+    """The longest hit within the first `full` blocks: every group has all cached that the
+    next query reads and, with a state group, a state is kept after the last block.
     """
     found = _find_blocks(config, prefix, keys, full)
     if config.state_group is None:

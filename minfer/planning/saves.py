@@ -1,10 +1,10 @@
 """Copies of states of recurrent layers: kept ones to rows that start from them, and
 working states to be kept; `states.py` decides where.
 
-A row that starts behind position 0 copies a kept state to its working state, in the plan
-that opens it; until then it holds the kept one. A save goes the other way: its pages
-belong to the plan until that is over. Then the state is published, unless its row has
-left, or the same one is kept already.
+If a row starts after position 0, the plan that opens it copies a kept state to its
+working state; until then the row holds the kept one. A save copies the working state to
+other pages, which belong to the plan until its results come. Then the state is published,
+unless its row has left, or the same state is kept already.
 """
 
 from bisect import bisect_left
@@ -38,7 +38,9 @@ _save_at: Final = attrgetter("states.save_at")
 
 
 def copy_start_states(builder: StepBuilder) -> None:
-    """Add the copies of kept states for rows that this plan opens, and release those."""
+    """Add the copies of kept states to the working states of rows that this plan opens,
+    and release the kept ones.
+    """
     config, state = builder.config, builder.state
     run = state.running
     change, chains = Transaction(state.blocks), dict[int, Chain]()
@@ -66,11 +68,12 @@ def copy_start_states(builder: StepBuilder) -> None:
 
 
 def add_saves(builder: StepBuilder, plan: Plan, out: list[int]) -> Plan:
-    """Add the saves to a plan that has just been built, the last one in flight, of all
-    running sequences but those at the positions `out`. Returns the plan with them.
+    """Add the saves to `plan`, which has just been built, and is the last one in flight.
+    `out` has the indices of the running sequences that are not in it. Returns the plan
+    with its saves.
 
-    A row that is due has no drafts in this plan, nor in one before it (`plan_drafts.py`):
-    its position is known.
+    A row whose save is due has no drafts in this plan, nor in one before it
+    (`plan_drafts.py`): its position is known.
     """
     config, state = builder.config, builder.state
     run, scheduled = state.running, state.running.scheduled
@@ -123,8 +126,8 @@ class _PageTaker:
         self.saving = config.state_pages * len(saves)  # pages in flight
 
     def take(self, states: RowStates) -> Pages:
-        """The pages for one more state of a row with these, or none; a block is left for
-        each row.
+        """The pages for one more state of a row with `states`, or none if that would not
+        leave a block for each row.
         """
         change, pages = self.change, self.config.state_pages
         if change.available < self.reserve + pages:
@@ -141,13 +144,15 @@ class _PageTaker:
         return allocated.pages if allocated else ()
 
     def _is_full(self) -> bool:
-        """Whether kept states have their share of the pool."""
+        """Whether one more state would exceed the share of kept states in the pool."""
         kept = self.change.prefix.state_pages + self.saving + self.config.state_pages
         return kept > most_state_pages(self.config)
 
 
 def keep_states(config: EngineConfig, state: EngineState, plan: Plan) -> EngineState:
-    """Publish the states that a committed plan saved, after the blocks of their rows."""
+    """Publish the states that a committed plan saved; the blocks of their rows have been
+    published before.
+    """
     run, change = state.running, Transaction(state.blocks)
     saved = {plan.run_ids[save.index] for save in plan.saves}
     places = {run.run_ids[i]: i for i in positions(run, saved)}
@@ -174,8 +179,8 @@ def _publish(
     pages: Pages,
     is_checkpoint: bool,
 ) -> RowStates:
-    """Publish the state of a row at `position`; the last checkpoint of the row makes way
-    for the next one. Returns its states then.
+    """Publish the state of a row at `position`; a checkpoint replaces the checkpoint
+    before it. Returns the row's states after that.
     """
     prefix, states = change.prefix, chain.states
     content = chain.keys[position // config.block_size - 1]

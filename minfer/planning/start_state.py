@@ -1,4 +1,6 @@
-"""The state of recurrent layers with which a newcomer starts, and its working state."""
+"""The state of recurrent layers from which an admitted sequence starts, and its working
+state.
+"""
 
 from minfer.blocks.keys import Key
 from minfer.blocks.ownership import Transaction
@@ -15,10 +17,11 @@ def take_working_state(
     config: EngineConfig, change: Transaction, hit: Hit, num_known: int
 ) -> tuple[Pages, Key]:
     """Take pages for the working state of a newcomer with `num_known` tokens, and hold
-    the kept state from which it starts: returns the pages, and the key of that state.
+    the kept state from which it starts. Returns the pages, and the key of that state,
+    which is ROOT for a newcomer that starts at position 0.
 
-    If pages are too few for both, the kept state becomes the working state: it needs no
-    copy then, and its key is ROOT.
+    If there are too few pages for both states, the pages of the kept state become those
+    of the working state: nothing is copied then, and the key is ROOT.
     """
     pages, origin = config.state_pages, hit.state
     if origin and not is_live(change.prefix, origin):
@@ -32,8 +35,8 @@ def take_working_state(
 
 
 def _least_new_pages(config: EngineConfig, hit: int, num_known: int) -> int:
-    """The pages of blocks that a newcomer takes beside a hit of `hit` blocks; with a
-    window, of one block.
+    """The fewest pages of blocks that a newcomer takes in addition to a hit of `hit`
+    blocks; in groups with a window, those of one block.
     """
     new = -(-num_known // config.block_size) - hit
     windows = sum(group.pages for group in config.block_groups if group.window)
@@ -48,8 +51,8 @@ def with_states(
     working: Pages,
     origin: Key,
 ) -> Running:
-    """The columns of a newcomer with its working state, and the kept one from which it
-    starts, as `take_working_state` returned them.
+    """The columns of a newcomer, `seat`, with its working state and the kept state from
+    which it starts: `working` and `origin`, as `take_working_state` returned them.
     """
     (start,), (last,), (seq,) = seat.starts, seat.last_index, seat.seqs
     states = RowStates(origin, hit.found.shared, start)

@@ -5,35 +5,39 @@ sequence, which each token changes; a prefix can be hit only after a position at
 state was kept. A state is as large as the KV of hundreds or thousands of tokens, so only
 those are kept that a later prompt is likely to start from:
 
-    branch             where the blocks end that a prompt shares with earlier ones, if no
-                       state was kept there: a second prompt left the first, and a third
-                       is likely to. As lengths of shared prefixes vary, a few states
-                       shortly before it are kept, too
-    end of a prompt    the last block boundary at which an equal prompt can start; if its
-                       blocks are pushed to another engine, the last one of them
+    branch             the end of the blocks that a prompt shares with earlier ones, if no
+                       state was kept there: a second prompt differs from the first after
+                       them, and a third is likely to. As lengths of shared prefixes vary,
+                       a few states shortly before the branch are kept, too
+    end of a prompt    the last block boundary at which an equal prompt can start; if the
+                       blocks of a resumed request are pushed to another engine, also that
+                       of the prompt without the output so far
     stride             where a long prompt is cut into chunks anyway, at least
                        `stride_blocks` apart
-    checkpoint         in decode, each `decode_stride_blocks` blocks; it takes the place
-                       of the one before. So the last one is from the end of a turn, with
-                       which the next turn of a conversation begins
+    checkpoint         in decode, after every `decode_stride_blocks` blocks; it replaces
+                       the checkpoint before it. So the last one is near the end of an
+                       answer, after which the next turn of a conversation starts
 
-*Under pressure*, when the pool has no page without content, only branches themselves and
-checkpoints are worth what is evicted for them; and the end of a prompt, if no checkpoint
-will come, or others will start there: samples of one request, or another engine.
+*Under pressure*, when too few pages are free for one more state, something is evicted for
+each state. Then only these are kept: branches without the states before them,
+checkpoints, and the end of a prompt if no checkpoint follows it, or if other samples of
+the request or another engine will start there.
 
-A position is a multiple of the block size, and a plan ends there: prefill chunks are cut
-for the first two, which costs a step, and never for a stride. `RowStates.save_at` is the
-next position of a row.
+The position of a kept state is a multiple of the block size, and a plan of its row ends
+there. For a branch and for the end of a prompt a prefill chunk is cut, which costs a
+step; for a stride a chunk that ends anyway ends at its last block boundary instead.
+`RowStates.save_at` is the next position of a row.
 
-A step saves at most `max_saves` states, as their copies take time of all rows. Where more
-are due, the others are skipped: a row's next checkpoint comes one stride later. Those in
-prompts are saved first, as they are due once, and of these such as samples or another
-engine wait for; then the checkpoints of the rows whose last state is the furthest behind.
+A step saves at most `max_saves` states, because all its rows wait for the copies. If more
+are due, the others are skipped; the next checkpoint of a skipped row is due one stride
+later. States in prompts are saved first, because they are due only once, and among them
+those that other samples or another engine wait for; then the checkpoints of the rows
+whose last saved state is the oldest.
 
 A kept state is a child of its block in the prefix index (`minfer.blocks.prefix`): it is
-evicted like a block, before that. Kept states take at most `max_share` of the pool.
-Beyond it, or under pressure, a row's own earlier states make room for its next one, if
-they are of no use to others.
+evicted like a block, and before its own block. Kept states take at most `max_share` of
+the pool. If they have that share, or under pressure, a row drops one of its own earlier
+states for its next one, if no other sequence uses it.
 """
 
 from typing import Final
@@ -47,8 +51,8 @@ from minfer.records.sequence import NEVER, RowStates, Running, Sequence, edited
 from minfer.records.state import EngineState
 from minfer.values.record import evolve
 
-BRANCH_STATES: Final = 3  # at a branch and before it,
-BRANCH_SHARE: Final = 16  # this part of the shared blocks from each other
+BRANCH_STATES: Final = 3  # kept for a branch: one at it, the others before it
+BRANCH_SHARE: Final = 16  # the distance between them is this part of the shared blocks
 
 
 def state_key(config: EngineConfig, content: Key) -> Key:
@@ -57,15 +61,17 @@ def state_key(config: EngineConfig, content: Key) -> Key:
 
 
 def block_before_state(config: EngineConfig, content: Key) -> Key:
-    """The key of the block with this content, in the group without a window, behind which
-    a state is kept; ROOT if all groups have one.
+    """The key of the block with this content in the group without a window: the parent of
+    the state that is kept after it. ROOT if all groups have a window.
     """
     group = config.full_group
     return ROOT if group is None else group_key(content, group)
 
 
 def most_state_pages(config: EngineConfig) -> int:
-    """The pages that kept states take, at most; less than a state: none is kept."""
+    """The pages that kept states take, at most; if these are fewer than those of one
+    state, none is kept.
+    """
     return int(config.states.max_share * config.num_blocks)
 
 
@@ -75,7 +81,9 @@ def max_saves(config: EngineConfig) -> int:
 
 
 def most_urgent_first(run: Running, due: list[int]) -> list[int]:
-    """The positions `due` of rows whose states are to be saved, in order of urgency."""
+    """The rows of `run` whose states are to be saved, as indices `due`, in order of
+    urgency.
+    """
 
     def urgency(i: int) -> tuple[bool, bool, int]:
         scheduled, last = run.scheduled[i], run.chains[i].states.last
@@ -101,7 +109,7 @@ def next_save(
     *,
     pressed: bool,
 ) -> int:
-    """The first position behind `position` at which the state of a running sequence is to
+    """The first position after `position` at which the state of a running sequence is to
     be kept, or NEVER; `pressed`: under pressure.
     """
     few = most_state_pages(config) < config.state_pages
@@ -124,15 +132,17 @@ def next_save(
 
 
 def _branch_points(states: RowStates, *, pressed: bool) -> list[int]:
-    """The blocks after which a state is kept for other prompts that share them."""
+    """The numbers of blocks after which states are kept for other prompts that share
+    these blocks.
+    """
     apart = max(1, states.shared // BRANCH_SHARE)
     num_states = 1 if pressed else BRANCH_STATES
     return [states.shared - apart * number for number in range(num_states)]
 
 
 def _ends_are_kept(request: Request, *, pressed: bool) -> bool:
-    """Whether the state at the end of a prompt is kept; `pressed`: under pressure, and
-    with a checkpoint to come.
+    """Whether the state at the end of a prompt is kept; `pressed`: under pressure, and a
+    checkpoint follows.
     """
     return request.prompt_only is None and (not pressed or request.n > 1)
 
@@ -171,8 +181,8 @@ def _has_free_pages(config: EngineConfig, state: EngineState) -> bool:
 
 
 def droppable(prefix: Index, states: RowStates) -> Key:
-    """The first kept state of a row that it may drop for a later one, or ROOT: one that
-    nothing holds, and from which no other sequence seems to have gone on.
+    """The key of the first kept state of a row that it may drop for a later one, or ROOT:
+    one that nothing holds, and from which no other sequence seems to have continued.
     """
     for key in states.kept:
         node = node_of(prefix, key)

@@ -95,16 +95,17 @@ class EngineConfig:
     # Tiers for KV blocks under the device's pool (`minfer.tiers`).
     host: HostTier | None = None
     external_store: ExternalStore | None = None
-    states: StateKeeping = StateKeeping()  # that are kept, if there is a state group
+    states: StateKeeping = StateKeeping()  # which are kept, if there is a state group
     # Freed blocks in `spare`, before they become a run: the order of allocation depends
     # on it.
     freed_run: int = field(default=64, validator=number(1))
     # whether blocks of a window are taken chunk by chunk: computed once, on creation
     by_chunk: bool = field(init=False, eq=False, repr=False)
-    # As well: the index of the state group, and the pages of a state; without one, none.
+    # Computed, too: the index of the state group, and the pages of a state; None and 0
+    # without such a group.
     state_group: int | None = field(init=False, eq=False, repr=False)
     state_pages: int = field(init=False, eq=False, repr=False)
-    # As well: the other groups, and the pages of one block of each of them.
+    # Computed, too: the other groups, and the pages of one block of each of them.
     block_groups: tuple[CacheGroup, ...] = field(init=False, eq=False, repr=False)
     block_pages: int = field(init=False, eq=False, repr=False)
     full_group: int | None = field(init=False, eq=False, repr=False)  # without a window

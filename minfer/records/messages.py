@@ -307,8 +307,8 @@ class Preempted(OfSample):
     one.
     """
 
-    # The sequence that needed the blocks, row or tokens. The sample itself also if its
-    # step failed, by which the state of its recurrent layers is lost.
+    # The sequence that needed the blocks, row or tokens. It is the sample itself, too, if
+    # a failed step lost the state of its recurrent layers.
     by: SampleId
     known: int  # tokens it keeps
     # positions of KV it releases; published ones may stay cached
@@ -338,8 +338,8 @@ class WindowMissed(OfSample):
 
 @frozen
 class StateMissed(OfSample):
-    """The prefix hit of an admitted sample ended at `block`, the last one after which a
-    state of recurrent layers was kept; of the other layers `cached` blocks were.
+    """The prefix hit of an admitted sample has `block` blocks, because no later state of
+    recurrent layers was kept; of the other layers `cached` blocks were cached.
     """
 
     block: int
@@ -383,8 +383,8 @@ class LostBlocks:
 
 @frozen
 class SavesSkipped:
-    """A step saves as many states of recurrent layers as one step may; those of `skipped`
-    rows, which were due too, are not saved.
+    """A step saves `saved` states of recurrent layers, as many as one step may; states of
+    `skipped` more rows were due, and are not saved.
     """
 
     step: int

@@ -44,15 +44,15 @@ is 1 more
 - With a state group (recurrent layers, `CacheGroup.state`), the last table of each row
   begins with the pages of its *working state*, which each of its inputs changes. A row
   that is opened at position 0 starts from the state before any token (zero), whatever its
-  pages have; one that is opened behind it starts from the state that `copies` of the same
-  plan put there, which was kept at exactly that position.
+  pages have; one that is opened at a later position starts from the state that `copies`
+  of the same plan put there, which was kept at exactly that position.
 - `saves` copy working states: that of row `index`, after all its inputs of this plan, to
   `pages`. The position is starts[index] + num_scheduled_tokens[index], a multiple of the
   block size. It is exact: such a row has no drafts, and no plan in flight may yield less
   for it than its most.
-- Of a row in `drafts`, the working state after the step is that after its accepted
-  inputs, and after no rejected one: it cannot be overwritten by position. That is before
-  `saves`, and before the next plan.
+- After the step, the working state of a row in `drafts` has taken in the row's accepted
+  inputs and no rejected one, because it cannot be overwritten by position. The executor
+  ensures that before it executes `saves`, and before the next plan.
 - A failure is reported once, for the earliest plan that failed, and after it no plan that
   had been handed over may touch the cache any more.
 """

@@ -103,18 +103,20 @@ class Sequence:
 class RowStates:
     """The kept states of recurrent layers that belong to a running sequence."""
 
-    # That it starts from: held until a plan copies it, which opens the row.
+    # The kept state that it starts from; it is held until the plan that opens the row
+    # copies it.
     origin: Key = ROOT
-    # The blocks of its prompt that were cached, with those behind the last kept state.
+    # The number of blocks of its prompt that were cached, those after the last kept state
+    # included.
     shared: int = 0
     last: int = 0  # position of the last state that it started from, or saved
-    # Position after which the next one is to be saved: a multiple of the block size, and
-    # further than it is scheduled.
+    # The position at which its next state will be saved: a multiple of the block size,
+    # greater than the row's `scheduled`.
     save_at: int = NEVER
-    # Those that it started from or saved first, in order: it may drop them in favour of a
-    # later one.
+    # The state that it started from, and those that it was the first to save, in order:
+    # it may drop them for a later one.
     kept: Keys = ()
-    checkpoint: Key = ROOT  # the last one that it saved behind its prompt
+    checkpoint: Key = ROOT  # the last one that it saved after its prompt
 
 
 NO_STATES: Final = RowStates()

@@ -1,5 +1,5 @@
-"""Which states of recurrent layers are kept, as settings. `minfer.planning.states` has
-the policy that they are for.
+"""Settings of the policy that decides which states of recurrent layers are kept; the
+policy itself is in `minfer.planning.states`.
 """
 
 from typing import Final
@@ -18,14 +18,16 @@ MAX_SAVED_PAGES: Final = 1024
 class StateKeeping:
     """The settings of the policy. Raises ConfigError for values out of range."""
 
-    # In a prompt, one state per as many blocks, while the pool has free pages; 0: none.
+    # In a prompt, the least distance in blocks between kept states, which are kept only
+    # while the pool has free pages; 0: none are kept.
     stride_blocks: int = field(default=16, validator=number(0, prefix=_IN_STATES))
-    # In decode, likewise; the state before it is dropped. 0: none.
+    # In decode, the distance in blocks; each state replaces the one before it. 0: none
+    # are kept.
     decode_stride_blocks: int = field(default=1, validator=number(0, prefix=_IN_STATES))
     # The share of the pool's pages that kept states take, at most.
     max_share: float = field(default=0.3, validator=number(0, 1, prefix=_IN_STATES))
-    # The pages that one step copies to keep states, at most; but for one state, however
-    # large it is.
+    # The pages that one step copies to keep states, at most; one state is always allowed,
+    # however large it is.
     max_saved_pages: int = field(
         default=MAX_SAVED_PAGES, validator=number(1, prefix=_IN_STATES)
     )

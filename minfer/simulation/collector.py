@@ -16,7 +16,7 @@ from attrs import define
 
 @define
 class _Pauses:
-    """How many simulations of this process run."""
+    """The simulations of this process that have paused the collector."""
 
     count: int = 0
     was_enabled: bool = False  # before the first
@@ -27,7 +27,7 @@ _pauses: Final = _Pauses()
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
-    """Disable automatic garbage collection."""
+    """Disable automatic garbage collection inside the block."""
     if not _pauses.count:
         _pauses.was_enabled = gc.isenabled()
         gc.disable()

@@ -175,9 +175,9 @@ class ReplicaSimulation:
                     yield item
 
     def spans(self) -> Iterator[ReplicaTurn | ReplicaSteadyTurns | RoutedArrival]:
-        """What `run` yields, but turns of a steady decode as one: many times as fast.
-        What is of one replica is in order, and so are arrivals and the turns that the
-        router sees.
+        """What `run` yields, but turns of a steady decode as one, which is faster where
+        few requests run at once. The turns of each replica are in order, and so are
+        arrivals and the turns that the router sees.
         """
         with paused_collector():
             yield from self._run(skips=True)

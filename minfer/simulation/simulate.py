@@ -119,8 +119,8 @@ class Simulated(Oracle):
         return super().collect()
 
     def steady_yields(self) -> tuple[int, Yields]:
-        """For how many of the next steps, all of decode rows, each row yields the same
-        token, and that.
+        """The number of next steps in which each row yields the same token, if these have
+        decode rows alone; and that token of each row.
         """
         plan, max_turns = self.plans[0], NEVER
         if self.start_excess:
@@ -285,8 +285,8 @@ class Simulation:
                     yield turn
 
     def spans(self) -> Iterator[Turn | SteadyTurns]:
-        """The same turns as `turns` takes, but those of a steady decode as one: many
-        times as fast.
+        """The same turns as `turns` takes, but those of a steady decode as one, which is
+        faster where few requests run at once.
         """
         with paused_collector():
             yield from self._run(skips=True)

@@ -158,12 +158,16 @@ class SimulatedEngine:
         for plan in self.state.inflight:
             self._device.launch(plan, self.free)
         self._transfers = _SimulatedTransfers(self.config)
-        for one in self.state.tiers.transfers:
+        for transfer in self.state.tiers.transfers:
             read = (
-                () if one.kind.to_device else pages_of(self.state.blocks.prefix, one.keys)
+                ()
+                if transfer.kind.to_device
+                else pages_of(self.state.blocks.prefix, transfer.keys)
             )
-            pages = len(one.targets or read)  # a store by keys has no targets
-            self._transfers.begin_pages(pages, one.kind, Moved(one.number), self.free)
+            pages = len(transfer.targets or read)  # a store by keys has no targets
+            self._transfers.begin_pages(
+                pages, transfer.kind, Moved(transfer.number), self.free
+            )
         self._wake = self.free if self.state.requests else math.inf
 
     def due(self, arrival: float) -> float:

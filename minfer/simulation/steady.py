@@ -6,15 +6,15 @@ event, and until a sequence ends, a turn changes the time, the positions, the to
 the plans in flight, all by sums that are known in advance. So the state after N such
 turns is computed without `engine.step`:
 
-    quiet turns       `advanced`: the sums
-    a turn of blocks  `turn_of_blocks`: some sequences fill a block, which is published
-                      and stored in tiers, or need the next one, or a transfer has ended:
-                      by the functions that `step` calls for that
+    quiet turns       `advanced`, by these sums
+    a turn of blocks  `turn_of_blocks`, by the functions that `step` calls for that: some
+                      sequences fill a block, which is published and stored in tiers, or
+                      need the next one, or a transfer has ended
 
-It is the state that `step` computes, field by field, and the turns are the same:
-`SteadyTurns.turns` calls `step` for a reader who wants to see each. Every condition is
-tested that could make a turn differ: if one does not hold, or the policy has a token
-budget of its own to be asked for, the turn is taken by `step`.
+The state is the one that `step` computes, field by field, and the turns are the same:
+`SteadyTurns.turns` calls `step` for a reader who wants to see each. Every condition that
+could make a turn differ is tested: if one does not hold, or the policy has a token budget
+of its own, `step` takes the turn.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ class SteadyTurns:
     times: tuple[float, ...] = ()  # of the turns, seconds
     # the transfers that ended, by the index of the turn
     ended: Mapping[int, tuple[TransferEnd, ...]] = field(factory=dict)
-    # pages that could be allocated, at least, after any of the turns
+    # the fewest pages that could be allocated after any of the turns
     min_available: int = field(
         default=Factory(lambda self: self.before.blocks.available, takes_self=True)
     )
@@ -95,9 +95,10 @@ class BlockTurn:
 
 
 def is_steady(config: EngineConfig, state: EngineState) -> bool:
-    """Whether the next turn needs no decision, unless a sequence fills its block, needs
-    the next one or ends, if nothing comes but the results of a step. That holds after the
-    turn, too, unless tiers have no room for what was published.
+    """Whether decode is steady: if nothing comes but the results of a step, the next turn
+    needs no decision, unless a sequence fills its block, needs the next one or ends.
+    After that turn decode is steady, too, unless tiers have no room for blocks that were
+    published.
     """
     run = state.running
     if not len(run) or not _has_usual_budget(config.policy):
@@ -108,7 +109,7 @@ def is_steady(config: EngineConfig, state: EngineState) -> bool:
 
 
 def _decodes_alone(config: EngineConfig, state: EngineState) -> bool:
-    """Whether there is nothing but running sequences behind their prompts."""
+    """Whether the engine has nothing to do but decode."""
     tiers = state.tiers
     return not (
         state.waiting
@@ -127,8 +128,8 @@ def _decodes_alone(config: EngineConfig, state: EngineState) -> bool:
 
 
 def _has_usual_budget(policy: object) -> bool:
-    """Whether the policy leaves the token budget of steps, which is asked for in every
-    turn, to the engine.
+    """Whether the policy leaves the token budget of steps to the engine. A budget of its
+    own would have to be asked for in every turn.
     """
     method = getattr(policy, "budget", None)
     return getattr(method, "__func__", None) is FirstCome.budget
@@ -173,7 +174,8 @@ def turn_of_blocks(
     ended: Sequence[TransferEnd],
 ) -> BlockTurn | None:
     """A steady turn in which these transfers have ended, blocks are published and stored
-    in tiers, and tables grow; None if more than that happens, as the end of a sequence.
+    in tiers, and tables grow; None if more than that happens, such as the end of a
+    sequence.
     """
     run = state.running
     rows = range(len(run))
@@ -208,7 +210,7 @@ def turn_of_blocks(
 def _committed(
     state: EngineState, num_turns: int, yields: Yields, time: float
 ) -> EngineState:
-    """The state with the results of steps, one for each turn."""
+    """The state with the results of one step for each turn committed."""
     run, first_step = state.running, state.inflight[0].step
     tails, fresh, num_fresh = run.tails, run.fresh, num_turns
     # The last step after which fresh tokens have joined the tails.
@@ -234,7 +236,9 @@ def _planned(
     num_turns: int,
     grows: tuple[Grow, ...] = (),
 ) -> EngineState:
-    """The state with the plans of turns, each with `grows`; the last are in flight."""
+    """The state after the plans of the turns, each with `grows`; the last ones are in
+    flight.
+    """
     run, column = state.running, ones(len(state.running))
     num_planned = config.depth - len(state.inflight)
     plans = [

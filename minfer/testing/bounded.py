@@ -30,9 +30,10 @@ from minfer.testing.call_limits import (
 
 MEMORY_BYTES: Final = 2**30  # that a policy may need, beside what there was
 MAX_CALL_SECONDS: Final = 60.0  # after which the process of a call is ended
-_WAITS: Final = 20  # times the time of a check, until its process is ended: it may sleep
+# A check is ended after this many times its limit of CPU time: a policy may sleep.
+_WAITS: Final = 20
 _POLL_SECONDS: Final = 0.2
-_MAX_PRINTED: Final = 300  # characters of what is printed that are kept
+_MAX_PRINTED: Final = 300  # characters kept of what is printed
 
 # Makes the error of a broken law from its name, how it was broken, and the method.
 MakeError = Callable[[str, str, str], AssertionError]
@@ -45,7 +46,7 @@ class Prints(io.TextIOBase):
         self.count, self.first, self.method = 0, "", ""
 
     def write(self, text: str) -> int:
-        """Count a text; the first text's method is the one that runs."""
+        """Count a text; note which method runs when the first is printed."""
         if limits.board is not None and not self.count:
             self.method = running_call(limits.board).name
         self.count += len(text)
@@ -61,8 +62,8 @@ class Prints(io.TextIOBase):
 
 @define
 class _Outcome:
-    """How a check in another process ended: its error, if it has one, as far as it can be
-    pickled, and the kit's warnings.
+    """How a check in another process ended: the error that it raised, if any, as far as
+    that can be pickled, and the kit's warnings.
     """
 
     error: bytes = b""  # empty if it cannot be pickled: then it is made again
@@ -73,9 +74,9 @@ class _Outcome:
     warnings: list[str] = field(factory=list)
 
     def raised(self, make_error: MakeError) -> BaseException | None:
-        """The error."""
+        """The error that the check raised; None if it raised none."""
         if self.error:
-            error: BaseException = pickle.loads(self.error)  # noqa: S301  # of a fork of this
+            error: BaseException = pickle.loads(self.error)  # noqa: S301  # of our own fork
         elif self.broken is not None:
             error = make_error(*self.broken)
             error.args = (self.text,)
@@ -93,15 +94,15 @@ class _Outcome:
 def run_bounded(check: Callable[[], None], make_error: MakeError, seconds: float) -> None:
     """Run `check` in a process of its own, and raise what it raises.
 
-    A call that cannot be interrupted, a process that dies, and one that takes longer than
-    `seconds` of a processor are laws that were broken, too.
+    A call that cannot be interrupted, a process that dies, and a check that takes more
+    than `seconds` of CPU time are reported as broken laws: by what `make_error` returns.
     """
     context, board = get_context("fork"), mmap(-1, 4096)
     receiver, sender = context.Pipe(duplex=False)
     arguments = check, make_error, board, sender, seconds
     process = context.Process(target=_run, args=arguments)
     with warnings.catch_warnings():
-        # of threads that hold locks: the process runs Python alone
+        # Of a fork beside threads that may hold locks: the child runs only Python.
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     sender.close()
@@ -147,7 +148,7 @@ def _too_long(board: mmap, seconds: float) -> tuple[str, str]:
     """How a check took too long, and the method that was called last."""
     call = running_call(board)
     detail = (
-        f"the check took more than {seconds:g} s of a processor: {call.number:,} calls "
+        f"the check took more than {seconds:g} s of CPU time: {call.number:,} calls "
         f"so far, the last of {call.name}; `seconds` allows more"
     )
     return detail, call.name
@@ -181,8 +182,11 @@ def _run(
         detail = f"{prints.method} printed {prints}: a policy touches nothing"
         error = make_error("prints", detail, prints.method)
     outcome = _Outcome() if error is None else _outcome(error, prints)
-    of_kit = [one.message for one in caught if issubclass(one.category, PolicyWarning)]
-    outcome.warnings = [str(message) for message in of_kit]
+    outcome.warnings = [
+        str(warning.message)
+        for warning in caught
+        if issubclass(warning.category, PolicyWarning)
+    ]
     sender.send(outcome)
     sender.close()
 
@@ -219,7 +223,9 @@ def _outcome(error: BaseException, prints: Prints) -> _Outcome:
 
 
 def _pickled(value: object) -> bytes:
-    """A value as pickled; nothing if it cannot be, as of a class in a function."""
+    """The pickled value; empty if it cannot be pickled, as with a class that is defined
+    in a function.
+    """
     try:
         pickled = b"" if value is None else pickle.dumps(value)
         if pickled:

@@ -14,7 +14,7 @@ from typing import Final
 
 from attrs import define
 
-CALL_SECONDS: Final = 2.0  # of a processor, after which a call is interrupted
+CALL_SECONDS: Final = 2.0  # of CPU time, after which a call is interrupted
 MAX_NAME: Final = 40  # bytes of a method's name
 _RECORD: Final = struct.Struct(f"Q?{MAX_NAME}s")  # of the running call
 
@@ -24,19 +24,20 @@ class CallTooLongError(BaseException):
 
 
 class CheckTooLongError(BaseException):
-    """All calls, and what checks them, took too long."""
+    """The whole check, with all calls, took too long."""
 
 
 @define
 class CallLimits:
-    """What the calls of a process may do: by default all."""
+    """The limits of the calls of this process; there are none before `begin`."""
 
-    board: mmap | None = None  # shared with the process that waits: the running call
-    calls: int = 0
+    # Memory shared with the process that waits: it has the running call.
+    board: mmap | None = None
+    calls: int = 0  # so far
 
     def begin(self, board: mmap, seconds: float) -> None:
-        """Limit the calls of this process from now on, and all of it to `seconds` of a
-        processor: on a busy machine, that may take much longer.
+        """Limit the calls of this process from now on, and the process to `seconds` of
+        CPU time, which on a busy machine take much longer.
         """
         self.board = board
         signal.signal(signal.SIGPROF, _interrupt)
@@ -45,7 +46,7 @@ class CallLimits:
 
     @contextmanager
     def call(self, name: str) -> Iterator[None]:
-        """A call of a method. Raises CallTooLongError."""
+        """Limit a call of the method `name`. Raises CallTooLongError in it."""
         if self.board is None:
             yield
             return
@@ -77,7 +78,7 @@ def running_call(board: mmap) -> RunningCall:
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     del signum, frame
-    raise CallTooLongError(f"took more than {CALL_SECONDS:g} s of a processor")
+    raise CallTooLongError(f"took more than {CALL_SECONDS:g} s of CPU time")
 
 
 def _end(signum: int, frame: FrameType | None) -> None:

@@ -29,7 +29,8 @@ _ORDER: Final = (
     "admitted",
     "rank",
 )
-# Answers for laws that first come does not keep, such as promises of a user.
+# Other answers to try, for laws that first come, first served breaks too, such as
+# promises of a user.
 _FIXED: Final[dict[str, tuple[Callable[..., Any], ...]]] = {
     "budget": (lambda _, __: 1,),
     "drafts": (lambda *_: 0,),
@@ -38,12 +39,12 @@ _FIXED: Final[dict[str, tuple[Callable[..., Any], ...]]] = {
     "admit_from": (lambda _, load: load.time,),
     "defer": (lambda state, *_: (False, state),),
 }
-_DIFFERENCES: Final = {"purity", "determinism", "set order"}  # laws that say what differs
+_DIFFERENCES: Final = {"purity", "determinism", "set order"}  # laws that compare answers
 
 
 @define
 class Replaced:
-    """A policy of which one method is another's."""
+    """A policy with one method replaced by `answer`."""
 
     policy: Any
     method: str
@@ -58,7 +59,7 @@ class Replaced:
 def with_method(
     error: PolicyError, story: AnyStory, policy: Any, bounds: Bounds
 ) -> PolicyError:
-    """The error with the method at fault, if that can be found."""
+    """The error with the method at fault, or unchanged if that cannot be found."""
     if error.method:
         return error
     for name, answer in _replacements(policy):
@@ -87,9 +88,9 @@ def keeps_law(law: str, story: AnyStory, policy: Any, bounds: Bounds) -> bool:
 
 @define
 class Restoring:
-    """A policy whose object, class and module are as they were at first at each call.
+    """A policy whose object, class and module are restored after each call.
 
-    `changes` are the values that a method changed, by method.
+    `changes` has the first value that each method changed, by method.
     """
 
     policy: Any
@@ -115,10 +116,12 @@ class Restoring:
 def with_hidden_state(
     error: PolicyError, story: AnyStory, hidden: HiddenState, bounds: Bounds
 ) -> PolicyError:
-    """The error; if it is one of state that the policy keeps for itself, then that it is.
+    """The error, or a `hidden state` error if state that the policy keeps for itself is
+    the cause.
 
-    It is, if the law holds once nothing is kept between calls, or once no method is
-    called a second time and no turn decided again.
+    It is the cause of an answer that differs, if there is such state. It is the cause of
+    another broken law if that law holds as soon as the state is restored after each call,
+    or as soon as no method is called a second time and no turn is decided again.
     """
     hidden.restore()
     restoring = Restoring(hidden.policy, hidden)

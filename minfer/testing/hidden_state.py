@@ -1,5 +1,5 @@
-"""State that a policy keeps outside of the engine's: in its object, in its class or in
-the variables of its module.
+"""State that a policy keeps outside of the engine's state: in its object, in its class or
+in the variables of its module.
 
 The values there are copied and compared. What cannot be copied, such as a lock, is not
 looked at.
@@ -35,10 +35,10 @@ class HiddenState:
             self._values[id(owner), name] = owner, name, copy, title
 
     def changed(self) -> str:
-        """The first value that is not as it was at first, or nothing."""
+        """The title of the first value that has changed, or an empty text."""
         for owner, name, value, title in _places(self.policy):
             if (id(owner), name) not in self._values:
-                if not isinstance(owner, ModuleType):  # its modules load others
+                if not isinstance(owner, ModuleType):  # imports add names
                     return title
             elif not _are_equal(self._values[id(owner), name][2], value):
                 return title
@@ -59,7 +59,9 @@ def _set(owner: Any, name: str, value: Any) -> None:
 
 
 def _places(policy: Any) -> Iterator[tuple[Any, str, Any, str]]:
-    """Owner, name, value and title of all that a policy might keep."""
+    """Yields owner, name, value and title of each value in which a policy could keep
+    state.
+    """
     own = dict(getattr(policy, "__dict__", {}))
     kinds = [kind for kind in type(policy).__mro__ if not _is_known(kind.__module__)]
     for kind in type(policy).__mro__:
@@ -98,8 +100,8 @@ def _is_known(module: str) -> bool:
 
 
 def _are_equal(one: Any, other: Any) -> bool:
-    """Whether two values are equal; what has no equality of its own is compared by its
-    text and fields.
+    """Whether two values are equal; values of a class without `__eq__` are compared by
+    their fields, or by their `repr`.
     """
     if type(one) is not type(other):
         return False

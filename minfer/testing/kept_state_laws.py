@@ -51,8 +51,8 @@ def _end(plan: Plan, index: int) -> int:
 
 
 def is_save_point(config: EngineConfig, seat: Seat, end: int) -> bool:
-    """Whether a prefill chunk may end there so that a state is saved: at most at the end
-    of the prompt, the last position from which an equal one can start.
+    """Whether a prefill chunk may end at `end` to save a state there: at a block boundary
+    before the last token of the prompt, from which an equal prompt can start.
     """
     if config.state_group is None or seat.account.request.recomputes_prompt:
         return False
@@ -62,8 +62,8 @@ def is_save_point(config: EngineConfig, seat: Seat, end: int) -> bool:
 def _check_start(
     books: Books, plan: Plan, seat: Seat, start: int, after: EngineState
 ) -> list[Copy]:
-    """Check that a row which is opened at `start` copies the state kept there, or has
-    taken its pages. Returns the copies.
+    """Check that a row which is opened at `start` copies the state that was kept for that
+    position, or has taken over its pages. Returns the copies.
     """
     config, working = books.config, seat.tables[-1]
     key = state_key(config, seat, start)
@@ -86,9 +86,10 @@ def _check_saved(
     index: int,
     after: EngineState,
 ) -> None:
-    """Check that a row saves its state only at a known position; and if there is room,
-    each stride behind its prompt, and if others will start there, at the end of that, to
-    which a chunk is cut. Where the plan saves as many as it may, it is noted as skipped.
+    """Check that a row saves its state only at a known position. If there is room, a row
+    must save it after each stride of its answer, and at the positions in its prompt from
+    which others will start, where chunks must end. If the plan already saves as many
+    states as it may, the row is noted as skipped instead.
     """
     config, size, seat = books.config, books.config.block_size, seats[index]
     start, end = plan.starts[index], _end(plan, index)
@@ -141,9 +142,9 @@ def _is_awaited(seat: Seat) -> bool:
 def _check_less_urgent(
     plan: Plan, seats: Mapping[int, Seat], skipped: int, *, awaited: bool
 ) -> None:
-    """Check that a plan saves no state that is less urgent than that of a row which it
-    skips: rows of which others wait for a state (`awaited`) come first, then others in
-    their prompts; of rows behind these, those with the oldest last state.
+    """Check that a plan saves no state that is less urgent than that of the row
+    `skipped`: states in prompts that others wait for (`awaited`) come first, then others
+    in prompts; after prompts, those of the rows whose last state is the oldest.
     """
     seat = seats[skipped]
     in_prompt = _end(plan, skipped) < seat.num_known_at_admission
@@ -159,8 +160,8 @@ def _check_less_urgent(
 
 
 def next_checkpoint(config: EngineConfig, seat: Seat, start: int) -> int:
-    """Where a row that starts a step at `start`, behind its prompt, saves its state next,
-    or NEVER.
+    """The position at which a row that starts a step at `start`, after its prompt, saves
+    its state next, or NEVER.
     """
     size = config.block_size
     stride = config.states.decode_stride_blocks * size
@@ -199,14 +200,14 @@ def check_kept(
     places = {run_id: i for i, run_id in enumerate(run.run_ids)}
     for saved in books.saved:
         position, i = len(saved.tokens), places.get(saved.seat.run_id)
-        # Its blocks are not published behind a twin of another sequence, which may be
-        # gone by now.
+        # If another sequence published an equal block (a twin) first, the row's own
+        # blocks from there on are not published; the twin may be gone by now.
         has_block = (
             i is not None
             and min(run.chains[i].sealed) * config.block_size >= position
             and not _had_twin(config, before, run, i, position)
         )
-        # Else something else has its pages already.
+        # Or it was kept and evicted in the same turn: then its pages are in use again.
         is_kept = saved.key in now or not free.issuperset(saved.pages)
         detail = f"that of {saved.seat.account.id} at {position} is not kept"
         require(not has_block or is_kept, "states", detail)

@@ -19,8 +19,8 @@ def kept_states(config: EngineConfig, prefix: PrefixIndex) -> dict[Key, Node]:
 
 
 def check_states(config: EngineConfig, state: EngineState) -> None:
-    """Raise InvariantError unless each kept state is behind its block, and counted, and
-    running sequences are to save theirs at a position to come.
+    """Raise InvariantError unless each kept state is a child of its block, and counted,
+    and running sequences will save theirs at a position that they have not reached.
     """
     prefix, host = state.blocks.prefix, state.tiers.host
     kept = kept_states(config, prefix)
@@ -51,7 +51,7 @@ def max_saves(config: EngineConfig) -> int:
 
 
 def block_before(config: EngineConfig, content: Key) -> Key:
-    """The block, in the group without a window, behind which a state is kept; or ROOT."""
+    """The block, in the group without a window, whose child a kept state is; or ROOT."""
     for g, group in enumerate(config.block_groups):
         if not group.window:
             return group_key(content, g)

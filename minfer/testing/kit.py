@@ -42,10 +42,11 @@ from minfer.testing.stories import (
 from minfer.testing.story_search import FailedStory, Search
 from minfer.testing.trial import VOCAB, Law, Trial
 
-HEAVY_SHARE: Final = 60  # stories with heavy tails, of a hundred others
+HEAVY_SHARE: Final = 60  # stories with heavy tails for each hundred other stories
 _gaps = st.sampled_from((0.0, 0.0, 0.001, 0.03, 0.4, 3.0, 20.0))
 _paces = st.sampled_from((1.0, 0.1, 10.0))
-# A few, so that a story has few choices: as many drafts as possible, or as profitable.
+# Two kinds, so that a story has few choices: as many drafts as possible, or as many as
+# are profitable.
 _FIXED: Final = Speculation(drafter=DEVICE, drafts=2, adaptive=False)
 _PAYING: Final = Speculation(drafter=HOST, drafts=4, costs=Costs(((5, 1.0), (80, 1.5))))
 # One full one, windowed ones, both, and recurrent layers, in bundles of pages.
@@ -72,7 +73,7 @@ _speculations = st.sampled_from(
         evolve(_PAYING, drafter=DEVICE),
     )
 )
-# The pools are so small that less would be no state.
+# The pools are so small that a smaller share would not have room for a state.
 _KEEPING: Final = StateKeeping(stride_blocks=1, max_share=0.5)
 
 
@@ -182,16 +183,17 @@ def check_policy(
     - No deadlock: all requests end and are freed, within 50 turns and 4 for each token;
       and while nothing runs, no request waits for more than `hold` seconds (a window
       needs its own length).
-    - Bounded starvation: while a request waits and its equals (all but the id) keep
-      coming, at most `overtakes` of them are admitted, see `Trial.compete`; and of the
-      shortest that keep coming, at most as many that came `patience` seconds later
-      (shortest first needs what 21 tokens weigh).
+    - Bounded starvation: while a request waits, and requests that are equal but for the
+      id keep coming, at most `overtakes` of these are admitted, see `Trial.compete`. If
+      the shortest possible requests keep coming, the same holds for those that come at
+      least `patience` seconds later (a policy that prefers short requests needs as many
+      seconds as 21 tokens are worth to it).
     - `laws`: promises of your own. Each is called with the trial after every turn, and
       raises AssertionError if it is broken; README.md has an example.
 
-    It runs in a process of its own, for `seconds` of a processor at most; in this one,
-    for a debugger, with `own_process=False`, and then a policy that never ends is not
-    ended.
+    It runs in a process of its own, for `seconds` of CPU time at most. With
+    `own_process=False`, for a debugger, it runs in this one, and nothing ends a call that
+    does not return.
     """
     if isinstance(policy, type) or not hasattr(policy, "rank"):
         raise TypeError(

@@ -22,12 +22,12 @@ _ADDRESSES: Final = {"id", "hash"}
 
 @define
 class OutsideCalls:
-    """The calls that a method made: (kind, function) by their order."""
+    """The calls that a method made, in order: (kind, name of the function)."""
 
     calls: list[tuple[str, str]] = field(factory=list)
 
     def first(self, kind: str) -> str:
-        """The name of the first function of a kind that was called, or nothing."""
+        """The name of the first function of a kind that was called, or an empty text."""
         return next((name for found, name in self.calls if found == kind), "")
 
     def see(self, frame: FrameType, event: str, function: Any) -> None:

@@ -147,10 +147,10 @@ def check_router(
 
     It runs as many stories as Hypothesis tries by default, random or from `seed`; a
     failing story is shrunk, and is in the message. Of equal requests of which none ends,
-    no replica may get more than `spread` times the average, and one.
+    no replica may get more than `spread` times the average plus one.
 
-    It runs in a process of its own, for `seconds` of a processor; in this one, for a
-    debugger, with `own_process=False`.
+    It runs in a process of its own, for `seconds` of CPU time at most; with
+    `own_process=False`, for a debugger, in this one.
     """
     missing = [name for name in ("start", "choose") if not hasattr(policy, name)]
     if isinstance(policy, type) or "choose" in missing:

@@ -1,8 +1,9 @@
-"""A second process, whose strings have other hashes: it decides the same turns again.
+"""A second process, in which strings have other hashes: it decides the same turns again.
 
 The order of a set of strings depends on their hashes, which differ from process to
-process. A policy that depends on it decides a recorded run otherwise than it was. So each
-story is told to a process with another PYTHONHASHSEED, which compares every answer.
+process. A policy that depends on it decides differently when a recorded run is replayed.
+So each story is sent to a process with another PYTHONHASHSEED, which compares every
+answer.
 """
 
 import os
@@ -30,7 +31,9 @@ _HASH_SEEDS: Final = "1", "2"  # the second if this process has the first
 
 
 def is_second_process() -> bool:
-    """Whether this process is one: it may import the program that tests a policy."""
+    """Whether this process is such a second process: it imports the program that tests a
+    policy, whose checks must not run again there.
+    """
     return current_process().name == _NAME
 
 
@@ -45,7 +48,7 @@ class ToldStory:
 
 @frozen
 class OtherAnswer:
-    """An answer that was another one in the second process."""
+    """An answer that differs in the second process."""
 
     turn: int
     method: str
@@ -105,7 +108,9 @@ class SecondProcess:
     def compare(
         self, config: EngineConfig, events: Sequence[Sequence[Event]], calls: list[Call]
     ) -> OtherAnswer | None:
-        """The first answer of a story that the policy does not give there."""
+        """The first answer of a story that differs in the second process, or None. Also
+        None if the policy cannot be tested there, of which a PolicyWarning warns once.
+        """
         if self._connection is None and not self._lost:
             self.start()
         if self._connection is None:
@@ -191,7 +196,7 @@ def _serve(connection: Connection, pickled: bytes) -> None:
 
 
 def _decide(policy: Any, told: ToldStory) -> OtherAnswer | None:
-    """Decide a story; returns the first answer that is another one."""
+    """Decide a story; returns the first answer that differs."""
     comparing: Any = _Comparing(policy, told.calls)
     config = evolve(told.config, policy=comparing)
     state = initial(config)

@@ -28,7 +28,7 @@ _ROUNDS: Final = 12  # of a steady load, of which the last half counts
 # shares, reaches it.
 _FRESH_ROUNDS: Final = 26
 _ROUND_REQUESTS: Final = 64
-_FEW_REQUESTS: Final = 4  # in the story of a state that grows
+_FEW_REQUESTS: Final = 4  # in the short story of a state that grows
 
 
 @frozen
@@ -64,8 +64,8 @@ def _trial(
 
 @frozen
 class Story:
-    """Events on a small engine; then `request` competes with its equals every `interval`
-    turns, or with short ones if that is negative, or not at all.
+    """Events on a small engine. Then `request` competes with equal requests, one every
+    `interval` turns; with short ones if `interval` is negative; not at all if it is 0.
     """
 
     config: EngineConfig
@@ -141,11 +141,11 @@ _STEADY: Final = EngineConfig(
 
 @frozen
 class SteadyLoad:
-    """Rounds of the same load, each until all have ended: after some, the policy's state
-    is as large as after the next.
+    """Rounds of the same load; a round lasts until all its requests have ended. After
+    some rounds, the size of the policy's state must not grow any more.
     """
 
-    fresh_clients: bool  # each request is of another client; otherwise of eight
+    fresh_clients: bool  # each request has a client of its own; otherwise there are eight
     rounds: int = field()
     requests: int = _ROUND_REQUESTS  # a round
     _config: EngineConfig = field(default=_STEADY)
@@ -205,8 +205,8 @@ class SteadyLoad:
 
 
 def growing_story(error: PolicyError, policy: Any, bounds: Bounds) -> PolicyError:
-    """The error with the story of a few requests, one after the other, in which the state
-    grows.
+    """The error with a shorter story, in which the state grows: a few requests, one after
+    the other.
     """
     load = SteadyLoad(fresh_clients=True, rounds=_FEW_REQUESTS, requests=1)
     trial = load.play(policy, bounds)[0]

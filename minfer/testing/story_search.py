@@ -14,7 +14,7 @@ from minfer.testing.policy_error import PolicyError
 from minfer.testing.second_process import SecondProcess
 from minfer.testing.stories import AnyStory, Bounds
 
-# After the first story that fails: so that one is found and shrunk within a minute.
+# Turns run to shrink the first story that fails, at most: it takes less than a minute.
 MAX_SHRINKING_TURNS: Final = 2_500
 
 
@@ -68,7 +68,9 @@ class Search:
             (tried if seed is None else hypothesis.seed(seed)(tried))()
 
     def _try(self, story: AnyStory) -> None:
-        """Run a story. Raises PolicyError if it fails as the first that did."""
+        """Run a story. Raises PolicyError if it breaks a law: after the first story that
+        failed, only for the same law.
+        """
         known = self.failed
         if known is not None and self._shrinking_turns > MAX_SHRINKING_TURNS:
             return

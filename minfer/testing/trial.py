@@ -117,8 +117,8 @@ class Trial:
             self._claimed_tokens += _num_tokens(event.request)
 
     def turn(self, until: float = inf) -> None:
-        """Take a turn; the clock advances by `pace`, or if nothing runs to `until` at
-        most.
+        """Take a turn; the clock advances by `pace`, or to `until` at most if nothing
+        runs.
         """
         transition = self._step()
         self._check_promises()
@@ -136,7 +136,9 @@ class Trial:
             self.now = min(until, *(wake_times or [until]))
 
     def advance(self, seconds: float, max_turns: int) -> None:
-        """Go on for some seconds, in few turns: the last step takes the rest of them."""
+        """Go on for some seconds, in at most `max_turns` turns: the last step takes the
+        rest of the time.
+        """
         until = self.now + seconds
         for _ in range(max_turns):
             if self.now < until:
@@ -171,7 +173,7 @@ class Trial:
         return transition
 
     def _check_promises(self) -> None:
-        """Ask the user's laws about the turn."""
+        """Check the user's laws after the turn."""
         for law in self.laws:
             try:
                 law(self)
@@ -210,12 +212,13 @@ class Trial:
     def compete(
         self, request: Request, interval: int = 1, *, short: bool = False
     ) -> None:
-        """Submit `request` when all rows are taken, and its equals, or short ones, every
-        `interval` turns.
+        """Submit `request` when all rows are taken, and rivals every `interval` turns:
+        equal requests, or short ones.
 
-        While it waits, at first or preempted, `overtakes` of them may be admitted (of
-        those that come `patience` seconds later, if short), and one for each earlier
-        claim like theirs.
+        While `request` waits, for its first admission or after a preemption, at most
+        `overtakes` rivals may be admitted; and as many more as the tokens that the
+        requests before it claim would serve. Of short rivals only those count that come
+        at least `patience` seconds after it.
         """
         rival = request
         if short:
@@ -269,17 +272,18 @@ class Trial:
         self._require(True, "", "")
 
     def finish(self) -> None:
-        """Check that without more events everything ends and is freed, and that the
-        decisions are the same a second time.
+        """Check that without more events all requests end and all blocks are freed, and
+        that each turn is the same when it is decided a second time.
         """
         while self.state.requests or self.has_work:
             self.turn()
         self.watched.calls, calls = None, self.watched.calls
         freed = self.state.blocks.available == self.config.num_blocks
-        self._require(freed, "all is freed", "not so")
+        report = "at the end no request is left, but blocks are still in use"
+        self._require(freed, "all is freed", report)
         for turn in reversed(self.turns if self.watched.twice else ()):
             same = step(self._watched_config, turn.before, turn.events) == turn.transition
-            report = f"turn {turn.number} is decided otherwise again"
+            report = f"turn {turn.number}, decided a second time, is another"
             self._require(same, "determinism", report)
         self.watched.calls = calls
 

@@ -34,7 +34,7 @@ def _is_rank(rank: Any) -> bool:
     )
 
 
-# what the protocol requires of an answer
+# Whether an answer (second argument) to these arguments (first) is as the protocol says.
 _IS_VALID: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "rank": lambda _, answer: (
         isinstance(answer, tuple) and len(answer) == 2 and _is_rank(answer[0])
@@ -67,7 +67,7 @@ class WatchedPolicy:
     policy: Any
     flaws: list[Flaw] = field(factory=list)
     raised: Exception | None = None  # the policy's first error
-    # Of the turn that is decided: answers, and clients that were deferred.
+    # Of the current turn: answers of `budget`, and clients that `defer` deferred.
     budgets: list[int] = field(factory=list)
     deferred: set[str] = field(factory=set)
     calls: list[Call] | None = None  # all calls, if they are recorded

@@ -2,7 +2,7 @@
 it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Final
 
@@ -1229,6 +1229,21 @@ def save(folder: str, family: str, config: Mapping[str, Any]) -> Any:
     randomise(model, norms_near_one=family not in OFFSET_NORMS)
     model.save_pretrained(folder)
     return model
+
+
+def greedy_tokens(model: Any, prompt: Sequence[int], count: int) -> list[int]:
+    """The next `count` tokens by transformers' `generate`, without an end of sequence."""
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        generated = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=count,
+            do_sample=False,
+            eos_token_id=None,
+        )
+    tokens: list[int] = generated[0, len(prompt) :].tolist()
+    return tokens
 
 
 def randomise(model: Any, *, norms_near_one: bool) -> None:

@@ -64,7 +64,7 @@ def drafted_work() -> StateWork:
 
 
 def drafted_steps() -> tuple[StateWork, StateWork]:
-    """A step of rows with drafts, and what moves their states on."""
+    """A step of rows with drafts, and what updates their states."""
     step = drafted_work()
     return step, step.accepted_work(ints(ROWS))
 

@@ -1,9 +1,9 @@
 """The memory of a cache, and its views: keys and values, and states of recurrent layers.
 
-Theory. Without recurrent layers, what a slot of all pages holds (models/layout/
-cache_layout.py) is in one piece: [slots, ..., pages, block_size, ...]. A state is of all
-recurrent layers, in whole pages, so beside such layers each page is in one piece: the
-memory is [pages, page_bytes], and a slot is a view of it, whose pages are farther apart.
+Theory. Without recurrent layers, each slot (models/layout/cache_layout.py) is
+contiguous, with its part of all pages: [slots, ..., pages, block_size, ...]. A state
+takes whole pages, with all slots. So with recurrent layers each page is contiguous: the
+memory is [pages, page_bytes], and a slot is a view of it with a larger stride of pages.
 """
 
 from collections.abc import Callable, Mapping
@@ -58,8 +58,8 @@ class CacheMemory:
         return cls(data, 0, numbers.movedim(0, page_dim), scales, page_dim, states)
 
     def page_views(self) -> list[Tensor]:
-        """Returns views [pages, ...] of all that is stored, of tensors of 8 bits as
-        bytes.
+        """Returns views [pages, ...] of all that is stored; tensors of 8-bit numbers are
+        viewed as bytes.
         """
         views = [as_bytes(self.data).movedim(self.page_dim, 0)]
         if self.scales is not None:

@@ -129,7 +129,7 @@ def speculative_step(
         )
         sampled = rows
 
-    # Move the states of recurrent layers on, which no rejected draft may change.
+    # Update the states of recurrent layers, which no rejected draft may change.
     if forwarded.pending is not None:
         forwarded.pending.accept(accepted)
 

@@ -109,7 +109,7 @@ class Batch:
     # The rows with drafts: a cache may read a row's context once for all of its inputs,
     # or treat each input as a row of its own.
     verified: VerifiedRows | None = None
-    # What recurrent layers move on; None: there are none
+    # The rows whose states recurrent layers update; None: there are no such layers
     states: StateWork | None = None
     pending: PendingStates | None = None  # of rows with drafts, if there are any
 
@@ -213,7 +213,7 @@ def make_batch(
 
 
 def state_chunks(chunks: PrefillChunks) -> StateChunks:
-    """Returns chunks as recurrent layers get them."""
+    """Returns chunks in the form that recurrent layers take."""
     return StateChunks(
         rows=chunks.rows,
         starts=chunks.starts,
@@ -224,8 +224,8 @@ def state_chunks(chunks: PrefillChunks) -> StateChunks:
 
 
 def drafted_rows(verified: VerifiedRows, decode_rows: Tensor) -> StateChunks:
-    """Returns rows with drafts, of the table rows `decode_rows`, as recurrent layers get
-    them.
+    """Returns the rows with drafts, which are the first of the table rows `decode_rows`,
+    in the form that recurrent layers take.
     """
     count = len(verified.counts)
     return StateChunks(

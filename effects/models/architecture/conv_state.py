@@ -15,8 +15,9 @@ MAX_CHANNELS: Final = 128  # of a unit of the state
 
 
 def conv_state(channels: int, width: int) -> StatePart:
-    """Returns what a convolution of `width` inputs keeps of a sequence: the last ones but
-    one of each channel. Its units are small, so that pages have little padding.
+    """Returns what a convolution over `width` inputs keeps of a sequence: the last
+    `width - 1` inputs of each channel. Units are small, so that pages have little
+    padding.
     """
     of_unit = gcd(channels, MAX_CHANNELS)
     shape = (width - 1, of_unit)
@@ -31,7 +32,8 @@ def conv_parts(
 ) -> Iterator[WeightPart]:
     """Yields the tensors of a convolution in a layer of a checkpoint, with their targets:
     its weight [channels, width], which is [channels, 1, width] there, and its bias
-    [channels]. `pieces`: channels that ranks divide one by one.
+    [channels]. `pieces`: numbers of consecutive channels, each of which ranks divide by
+    itself.
     """
     shape = (len(weight), 1, weight.shape[1])
     yield WeightPart(f"{name}.weight", weight, _without_middle, shape, pieces=pieces)

@@ -5,14 +5,14 @@ of all tokens (Yang et al. 2025). A token first fades the state, then corrects w
 state gives for its key towards its own value, by the delta rule; its query reads the
 result (kernels/gated_rule.py). How much is faded and corrected is computed from each
 token. Before that, queries, keys and values go through a convolution over the last few
-tokens, each channel by itself; behind it, each head's result is normalised and gated.
-Several value heads share one key head.
+tokens, each channel by itself; after the rule, each head's result is normalised and
+gated. Several value heads share one key head.
 
 The state of a sequence is the same size whatever its length: of Qwen3-Next 32 heads of
 128 x 128 numbers a layer, and the last 3 inputs of the convolution.
 
 With tensor parallelism, heads are split: the products of the input by column, the one
-behind the heads by row.
+after the heads by row.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,6 +40,11 @@ from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import norm_linear
 from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.state_parts import StatePart
+from minfer.effects.models.architecture.summed_state import (
+    STATE,
+    exponentials,
+    summed_state,
+)
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families.recurrent_keys import GatedDeltaKeys
 from minfer.effects.models.parts import WeightPart
@@ -52,8 +57,8 @@ if TYPE_CHECKING:
     from minfer.kernels.state_work import StateWork
 
 NAME: Final = "linear_attn"  # in a layer of a checkpoint
-STATE: Final = "state"  # the part of a layer's state that heads have
-L2_EPS: Final = 1e-6  # of the lengths of queries and keys, whatever the config says
+# Added where queries and keys are divided by their lengths, whatever the config says.
+L2_EPS: Final = 1e-6
 
 
 @frozen(kw_only=True)
@@ -62,7 +67,7 @@ class GatedDelta:
 
     hidden_size: int
     key_heads: int
-    heads: int  # of values, as many for each key head
+    heads: int  # of values; each key head serves the same number of them
     key_dim: int
     value_dim: int
     width: int  # inputs of the convolution
@@ -104,8 +109,9 @@ class GatedDelta:
 
     @property
     def state_gates(self) -> LinearSizes:
-        """The product of what is corrected, and of what is faded: small, and of too few
-        outputs for ranks to divide its quantized blocks.
+        """The product of two gates of each head: how much is corrected (beta), and how
+        much is faded (decay). It has too few outputs for ranks to divide its quantized
+        blocks.
         """
         names = ["in_proj_ba"] if self.by_key_head else ["in_proj_b", "in_proj_a"]
         return evolve(self._inputs(names, (self.heads, self.heads)), plain=True)
@@ -150,7 +156,7 @@ class GatedDelta:
     @property
     def state_parts(self) -> tuple[StatePart, ...]:
         """What it keeps of a sequence."""
-        heads = StatePart(STATE, self.heads, (self.key_dim, self.value_dim), "state")
+        heads = summed_state(self.heads, (self.key_dim, self.value_dim))
         return (conv_state(sum(self.convolved), self.width), heads)
 
     @property
@@ -246,14 +252,10 @@ def gated_delta_parts(
     yield from weight_parts(sizes.out, weights.out, form)
 
 
-def exponentials(stored: "Tensor") -> "Tensor":
-    """Returns the exponentials of stored logarithms, in float32."""
-    return stored.float().exp()
-
-
 def _by_kind(outputs: tuple[int, ...]) -> "Callable[[Tensor], Tensor]":
-    """Returns what turns outputs, in which those of each key head follow one another,
-    `outputs` of each kind, to all of the first kind, all of the second ...
+    """Returns a function that reorders the outputs of a stored matrix [outputs, ...]. In
+    it the outputs of one key head follow those of another, and have `outputs[i]` of kind
+    i; the result has all of the first kind, then all of the second, and so on.
     """
 
     def arrange(stored: "Tensor") -> "Tensor":
@@ -275,21 +277,21 @@ def mix_gated_delta(
     step: ModelStep,
 ) -> "Tensor":
     """Returns the gated results of the heads of layer `index` [tokens, value_size], of
-    rows [tokens, hidden], normalised if there is `norm`; moves the states on.
+    rows [tokens, hidden], normalised if there is `norm`; updates the states.
     """
     from minfer.kernels.gated_norm import gated_norm
 
     mixed = norm_linear(rows, norm, weights.inputs, step.products)
     gates = norm_linear(rows, norm, weights.state_gates, step.products)
-    move = partial(_move_states, sizes, weights)
-    attended = step.move_states(index, move, mixed, gates)
+    update = partial(_update_states, sizes, weights)
+    attended = step.update_states(index, update, mixed, gates)
     channels = sum(sizes.convolved)
     return gated_norm(
         attended.flatten(1), mixed[:, channels:], weights.out_norm, sizes.value_dim
     )
 
 
-def _move_states(
+def _update_states(
     sizes: GatedDelta,
     weights: GatedDeltaWeights,
     state: LayerState,
@@ -297,7 +299,7 @@ def _move_states(
     mixed: "Tensor",
     gates: "Tensor",
 ) -> "Tensor":
-    """Returns the results of the heads [tokens, heads, value_dim]; moves states on."""
+    """Returns the results of the heads [tokens, heads, value_dim]; updates states."""
     from minfer.kernels.gated_rule import gated_rule
     from minfer.kernels.rule_arguments import DecayGates
     from minfer.kernels.short_conv import short_conv

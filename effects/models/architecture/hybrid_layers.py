@@ -1,5 +1,5 @@
-"""Which layers of a hybrid model have an attention, and which a recurrent sublayer; of
-models whose layers have one sublayer each, which have a feed-forward.
+"""Which layers of a hybrid model have an attention, and which a recurrent sublayer; in
+models whose layers have one sublayer each, also which have a feed-forward.
 """
 
 from collections.abc import Mapping
@@ -24,8 +24,8 @@ COMMON_NAMES: Final[Mapping[str, LayerKind]] = {
 
 
 def with_layer_count(reader: ConfigReader, family: Family) -> ConfigReader:
-    """Returns a config with the number of layers that are listed, if the family's class
-    ignores any other number. Raises `ModelConfigError` for a list of none.
+    """Returns a config whose number of layers is the length of its list of kinds, if the
+    family's class ignores any other number. Raises `ModelConfigError` for an empty list.
     """
     keys = family.hybrid
     if keys is None or not keys.alone:
@@ -76,8 +76,8 @@ def _listed(reader: ConfigReader, keys: HybridLayers) -> str | None:
 
 
 def _source(reader: ConfigReader, keys: HybridLayers) -> str:
-    """Returns the key that says which layers have an attention: the first that a config
-    has, or the one that it could have; empty, if all layers are alike.
+    """Returns the key that says which layers have an attention: the first one that the
+    config has, else one that it may have; empty if all layers are of one kind.
     """
     if (listed := _listed(reader, keys)) is not None:
         return listed
@@ -141,8 +141,8 @@ def _every_layer(keys: HybridLayers) -> str:
 def periodic(
     reader: ConfigReader, period_key: str, offset_key: str, layers: int
 ) -> range:
-    """Returns each `period`-th layer, from the layer `offset` on. Raises
-    `ModelConfigError`.
+    """Returns the indices of each `period`-th layer, from the layer `offset` on. Raises
+    `ModelConfigError` unless the offset is less than the period.
     """
     period, offset = reader.size(period_key), reader.size(offset_key, low=0)
     if offset >= period:

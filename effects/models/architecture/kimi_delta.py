@@ -2,11 +2,11 @@
 
 Theory. It is a gated delta net (gated_delta.py) in which each channel of a key has a
 decay of its own, so that a head forgets some of what it keeps and not the rest (Kimi Team
-2025). Gates of a whole width would be large matrices; those of decays and of results are
-products of two small ones, through a rank of one head's dimensions. Queries, keys and
-values are separate matrices, with as many heads of each; each goes through a convolution
-over the last few tokens. Behind the rule, each head's result is normalised and
-multiplied with the sigmoid of its gate.
+2025). A gate for each channel would need a large matrix, so the gates of decays and of
+results are products with two small ones, of low rank: one head's dimensions. Queries,
+keys and values are separate matrices with the same number of heads; each goes through a
+convolution over the last few tokens. After the rule, each head's result is normalised
+and multiplied with the sigmoid of its gate.
 
 The state of a sequence is, in Kimi-Linear 48B, 32 heads of 128 x 128 numbers a layer, and
 the last 3 inputs of 12,288 channels.
@@ -26,7 +26,7 @@ from minfer.effects.models.architecture.conv_state import (
     conv_parts,
     conv_state,
 )
-from minfer.effects.models.architecture.gated_delta import L2_EPS, STATE, exponentials
+from minfer.effects.models.architecture.gated_delta import L2_EPS
 from minfer.effects.models.architecture.linear import (
     PLAIN_LEAF,
     LinearSizes,
@@ -40,6 +40,11 @@ from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import linear, norm_linear
 from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.state_parts import StatePart
+from minfer.effects.models.architecture.summed_state import (
+    STATE,
+    exponentials,
+    summed_state,
+)
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import RankInfo
@@ -76,7 +81,7 @@ class KimiDelta:
 
     @property
     def channels(self) -> int:
-        """Those of queries, keys and values."""
+        """Channels of queries, keys and values together."""
         return len(KINDS) * self.size
 
     # --- weights ------------------------------------------------------------------------
@@ -89,8 +94,8 @@ class KimiDelta:
 
     @property
     def strengths(self) -> LinearSizes:
-        """The product of what is corrected: small, and of too few outputs for ranks to
-        divide its quantized blocks.
+        """The product of a gate of each head: how much is corrected (beta). It has too
+        few outputs for ranks to divide its quantized blocks.
         """
         sizes = self._inputs(["b_proj"], (self.heads,), Shard.COLUMN)
         return evolve(sizes, plain=True)
@@ -163,7 +168,7 @@ class KimiDelta:
     @property
     def state_parts(self) -> tuple[StatePart, ...]:
         """What it keeps of a sequence."""
-        heads = StatePart(STATE, self.heads, (self.head_dim, self.head_dim), "state")
+        heads = summed_state(self.heads, (self.head_dim, self.head_dim))
         return (conv_state(self.channels, self.width), heads)
 
     @property
@@ -265,7 +270,7 @@ def mix_kimi_delta(
     step: ModelStep,
 ) -> "Tensor":
     """Returns the gated results of the heads of layer `index` [tokens, size], of rows
-    [tokens, hidden], normalised if there is `norm`; moves the states on.
+    [tokens, hidden], normalised if there is `norm`; updates the states.
     """
     from minfer.kernels.gated_norm import gated_norm
 
@@ -275,13 +280,13 @@ def mix_kimi_delta(
     of_decays, of_results = (rank.contiguous() for rank in ranks.chunk(2, 1))
     decays = linear(of_decays, weights.decays, step.products)
     gates = linear(of_results, weights.gates, step.products)
-    move = partial(_move_states, sizes, weights)
-    attended = step.move_states(index, move, mixed, decays, strengths)
+    update = partial(_update_states, sizes, weights)
+    attended = step.update_states(index, update, mixed, decays, strengths)
     results = attended.flatten(1)
     return gated_norm(results, gates, weights.out_norm, sizes.head_dim, "sigmoid")
 
 
-def _move_states(
+def _update_states(
     sizes: KimiDelta,
     weights: KimiDeltaWeights,
     state: LayerState,
@@ -290,7 +295,7 @@ def _move_states(
     decays: "Tensor",
     strengths: "Tensor",
 ) -> "Tensor":
-    """Returns the results of the heads [tokens, heads, head_dim]; moves states on."""
+    """Returns the results of the heads [tokens, heads, head_dim]; updates states."""
     from minfer.kernels.gated_rule import gated_rule
     from minfer.kernels.rule_arguments import DecayGates
     from minfer.kernels.short_conv import short_conv

@@ -10,9 +10,9 @@ Mamba 2 (mamba2.py) has one rate for all of a head, so that chunks are products 
 matrices. Here they are not.
 
 With tensor parallelism, channels are split. Steps, B and C are of all channels, so their
-product is summed over the ranks, beside the one of the result. It and the product of
-steps stay unquantized: together they are a twentieth of the layer, and decays are
-exponentials of them.
+product is summed over the ranks, as the last one is. It and the product of steps stay
+unquantized: together they are a twentieth of the layer, and decays are exponentials of
+their results.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,6 @@ from minfer.effects.models.architecture.conv_state import (
     conv_parts,
     conv_state,
 )
-from minfer.effects.models.architecture.gated_delta import STATE, exponentials
 from minfer.effects.models.architecture.linear import (
     PLAIN_LEAF,
     LinearSizes,
@@ -44,6 +43,11 @@ from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import linear, norm_linear, normalise
 from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.state_parts import StatePart
+from minfer.effects.models.architecture.summed_state import (
+    STATE,
+    exponentials,
+    summed_state,
+)
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import RankInfo
@@ -93,7 +97,7 @@ class Mamba:
 
     @property
     def selection(self) -> LinearSizes:
-        """The product of ranks of steps, B and C."""
+        """The product of B, C, and the low-rank inputs of steps."""
         return LinearSizes(
             names=(f"{NAME}.x_proj",),
             outputs=(self.step_rank, self.state_size, self.state_size),
@@ -104,7 +108,7 @@ class Mamba:
 
     @property
     def steps(self) -> LinearSizes:
-        """The product of steps; its bias is added where they are used."""
+        """The product of steps; the scan adds its bias."""
         return LinearSizes(
             names=(f"{NAME}.dt_proj",),
             outputs=(self.channels,),
@@ -139,7 +143,7 @@ class Mamba:
 
     @property
     def _scan_elements(self) -> int:
-        """Those of rates, biases of steps, and what results get of inputs."""
+        """Elements of rates, of biases of steps, and of `skip`."""
         return self.channels * (self.state_size + 2)
 
     @property
@@ -154,13 +158,15 @@ class Mamba:
         """What it keeps of a sequence."""
         of_unit = gcd(self.channels, UNIT_CHANNELS)
         shape = (self.state_size, of_unit)
-        states = StatePart(STATE, self.channels // of_unit, shape, "state")
+        states = summed_state(self.channels // of_unit, shape)
         return (conv_state(self.channels, self.width), states)
 
     @property
     def pending_elements(self) -> int:
         """Elements that a token of a row with drafts takes until they are accepted."""
-        return 2 * self.channels + 3 * self.channels + 2 * self.state_size
+        of_convolution = 2 * self.channels  # its inputs, and the gates beside them
+        of_scan = 3 * self.channels + 2 * self.state_size  # x, steps, gates; B, C
+        return of_convolution + of_scan
 
     def activation_bytes(self, element: int) -> int:
         """Returns a token's bytes at its widest place, on a GPU or on the CPU, where the
@@ -260,16 +266,16 @@ def mix_mamba(
     step: ModelStep,
 ) -> "Tensor":
     """Returns the gated results of layer `index` [tokens, channels], of rows [tokens,
-    hidden], normalised if there is `norm`; moves the states on.
+    hidden], normalised if there is `norm`; updates the states.
     """
     mixed = norm_linear(rows, norm, weights.inputs, step.products)
-    x = step.move_states(index, partial(_convolve, sizes, weights), mixed)
+    x = step.update_states(index, partial(_convolve, sizes, weights), mixed)
     partial_sum = linear(x, weights.selection, step.products)
     selection = step.communicator.sum(partial_sum).split_with_sizes(
         sizes.selection.outputs, 1
     )
     ranks, b, c = (part.contiguous() for part in selection)
-    return step.move_states(
+    return step.update_states(
         index,
         partial(_scan, weights),
         x,
@@ -287,8 +293,8 @@ def _convolve(
     work: "StateWork",
     mixed: "Tensor",
 ) -> "Tensor":
-    """Returns what the convolution makes of inputs [tokens, channels]; moves its states
-    on.
+    """Returns what the convolution makes of inputs [tokens, channels]; updates its
+    states.
     """
     from minfer.kernels.short_conv import short_conv
 
@@ -306,7 +312,7 @@ def _scan(
     c: "Tensor",
     gates: "Tensor",
 ) -> "Tensor":
-    """Returns the gated results of the scan [tokens, channels]; moves its states on."""
+    """Returns the gated results of the scan [tokens, channels]; updates its states."""
     from minfer.kernels.scan_arguments import ScanWeights
     from minfer.kernels.selective_scan import selective_scan
 

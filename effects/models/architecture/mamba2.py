@@ -5,7 +5,7 @@ Theory. Each head has a state, a matrix of state size by head dimensions (Dao an
 vector B, weighed by the step, and reads it with its vector C; heads of a group share B
 and C. Steps are computed from each token. So B is a key, C a query, and the input a value
 of linear attention (kernels/gated_rule.py). Before that, inputs, B and C go through a
-convolution over the last few tokens; behind it, the results are gated and normalised, or
+convolution over the last few tokens; after the rule, results are gated and normalised, or
 gated alone.
 
 With tensor parallelism, heads are split, and groups with them. Of one group, all ranks
@@ -25,7 +25,6 @@ from minfer.effects.models.architecture.conv_state import (
     conv_parts,
     conv_state,
 )
-from minfer.effects.models.architecture.gated_delta import STATE, exponentials
 from minfer.effects.models.architecture.linear import (
     LinearSizes,
     NormRule,
@@ -39,6 +38,11 @@ from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import norm_linear
 from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.state_parts import StatePart
+from minfer.effects.models.architecture.summed_state import (
+    STATE,
+    exponentials,
+    summed_state,
+)
 from minfer.effects.models.config_reader import ConfigReader
 from minfer.effects.models.families.layer_keys import Multipliers
 from minfer.effects.models.families.recurrent_keys import Mamba2Keys
@@ -157,7 +161,7 @@ class Mamba2:
     @property
     def state_parts(self) -> tuple[StatePart, ...]:
         """What it keeps of a sequence."""
-        heads = StatePart(STATE, self.heads, (self.state_size, self.head_dim), "state")
+        heads = summed_state(self.heads, (self.state_size, self.head_dim))
         return (conv_state(sum(self.convolved), self.width), heads)
 
     @property
@@ -323,17 +327,17 @@ def mix_mamba2(
     step: ModelStep,
 ) -> "Tensor":
     """Returns the gated results of the heads of layer `index` [tokens, inner_size], of
-    rows [tokens, hidden], normalised if there is `norm`; moves the states on.
+    rows [tokens, hidden], normalised if there is `norm`; updates the states.
     """
     projected = norm_linear(rows, norm, weights.inputs, step.products)
     widths = (sizes.inner_size, sum(sizes.convolved), sizes.heads)
     gates, mixed, steps = projected.split_with_sizes(widths, 1)
-    move = partial(_move_states, sizes, weights)
-    results = step.move_states(index, move, mixed, steps)
+    update = partial(_update_states, sizes, weights)
+    results = step.update_states(index, update, mixed, steps)
     return _gated(sizes, weights, results.flatten(1), gates, step.communicator)
 
 
-def _move_states(
+def _update_states(
     sizes: Mamba2,
     weights: Mamba2Weights,
     state: LayerState,
@@ -341,7 +345,7 @@ def _move_states(
     mixed: "Tensor",
     steps: "Tensor",
 ) -> "Tensor":
-    """Returns the results of the heads [tokens, heads, head_dim]; moves states on."""
+    """Returns the results of the heads [tokens, heads, head_dim]; updates states."""
     from minfer.kernels.gated_rule import gated_rule
     from minfer.kernels.rule_arguments import DecayGates
     from minfer.kernels.short_conv import short_conv

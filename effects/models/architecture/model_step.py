@@ -27,21 +27,21 @@ class ModelStep:
     products: ProductContext
     layer_inputs: "Tensor | None" = None  # [tokens, layers, width], if layers have some
 
-    def move_states(
-        self, index: int, move: "Callable[..., Tensor]", *inputs: "Tensor"
+    def update_states(
+        self, index: int, update: "Callable[..., Tensor]", *inputs: "Tensor"
     ) -> "Tensor":
-        """Returns move(state, work, *inputs), which moves the states of the step's rows
-        on, with the state of layer `index`. Those of rows with drafts are moved once
-        drafts are accepted: `inputs` [tokens, ...] are kept for that.
+        """Returns update(state, work, *inputs), which updates the states of the step's
+        rows in layer `index`. The states of rows with drafts are updated later, once it
+        is known which drafts are accepted: until then `inputs` [tokens, ...] are kept.
         """
         work, state = self.recurrence(index)
-        move = partial(move, state)
+        update = partial(update, state)
         if self.batch.pending is not None:
-            self.batch.pending.keep(move, inputs)
-        return move(work, *inputs)
+            self.batch.pending.keep(update, inputs)
+        return update(work, *inputs)
 
     def recurrence(self, index: int) -> tuple["StateWork", LayerState]:
-        """Returns the rows whose states the step moves on, and where layer `index` keeps
+        """Returns the rows whose states the step updates, and where layer `index` keeps
         them. Raises ValueError for a batch without states.
         """
         if self.batch.states is None:

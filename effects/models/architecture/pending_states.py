@@ -1,12 +1,12 @@
-"""States of rows with drafts, which a step moves on once it is known which drafts are
+"""States of rows with drafts, which a step updates once it is known which drafts are
 accepted.
 
 Theory. A recurrent layer reads the states of such rows in its forward, and does not write
 them (kernels/state_work.py). It keeps its own inputs instead: what its first products
 gave for the rows' tokens. After the last draft has been judged, each layer takes the
-accepted of these inputs once more, and then the states are written. All of it is one
-step's, in the same CUDA graph, so whatever copies or saves a state between steps, or
-reads it in the next one, finds exactly the inputs that the row has taken.
+accepted of these inputs once more, and writes the states. All of this happens within one
+step, in the same CUDA graph. So a state that is copied, saved or read after the step has
+taken in exactly the inputs that its row keeps.
 """
 
 from collections.abc import Callable
@@ -23,36 +23,38 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class PendingStates:
-    """The recurrent layers of a step with drafts, as they have run."""
+    """The inputs of the recurrent layers that a step with drafts has run so far."""
 
     work: "StateWork"  # of the step
     num_inputs: int  # of decode rows, with their drafts: the first packed tokens
-    moves: "list[Callable[[StateWork], Tensor]]" = field(factory=list)  # of each layer
+    updates: "list[Callable[[StateWork], Tensor]]" = field(factory=list)  # of each layer
 
-    def keep(self, move: "Callable[..., Tensor]", inputs: "tuple[Tensor, ...]") -> None:
-        """Keep a layer's inputs [tokens, ...] of decode rows and drafts, and the function
-        of a `StateWork` and these inputs that moves its states on.
+    def keep(self, update: "Callable[..., Tensor]", inputs: "tuple[Tensor, ...]") -> None:
+        """Keep a layer's inputs [tokens, ...], those of decode rows and drafts, and
+        `update`, which updates the layer's states: a function of a `StateWork` and these
+        inputs.
         """
         kept = [self._without_prompts(x) for x in inputs]
-        self.moves.append(partial(_move, move, kept))
+        self.updates.append(partial(_call, update, kept))
 
-    def accept(self, drafts: "Tensor") -> None:
-        """Move the states of rows with drafts on, by their last token and as many
-        accepted `drafts` [rows with drafts] int32. Does not synchronise on a GPU.
+    def accept(self, num_accepted: "Tensor") -> None:
+        """Update the states of rows with drafts by their last token and the first
+        `num_accepted` [rows with drafts] int32 of their drafts. Does not synchronise on a
+        GPU.
         """
-        work = self.work.accepted_work(drafts + 1)
-        for move in self.moves:
-            move(work)
-        self.moves.clear()
+        work = self.work.accepted_work(num_accepted + 1)
+        for update in self.updates:
+            update(work)
+        self.updates.clear()
 
     def _without_prompts(self, x: "Tensor") -> "Tensor":
-        """Returns inputs without those of prompts, whose memory is free then."""
+        """Returns inputs without those of prompts, so that their memory can be freed."""
         if len(x) == self.num_inputs:
             return x
         return x[: self.num_inputs].clone()
 
 
-def _move(
-    move: "Callable[..., Tensor]", inputs: "list[Tensor]", work: "StateWork"
+def _call(
+    update: "Callable[..., Tensor]", inputs: "list[Tensor]", work: "StateWork"
 ) -> "Tensor":
-    return move(work, *inputs)
+    return update(work, *inputs)

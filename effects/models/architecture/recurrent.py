@@ -1,10 +1,10 @@
 """The recurrent sublayers, which keep a state of a sequence instead of its keys and
 values.
 
-This file lists their types: another one is one more member of a union, and one more case
-of each function below. Each normalises the rows that it reads, unless an attention beside
-it does, mixes them with its state, and adds a product of the result to the residual
-stream.
+This file lists their types: a new type is one more member of each union, and one more
+case of each function below. A sublayer normalises the rows that it reads, unless an
+attention beside it has done so, mixes them with its state, and adds a product of the
+result to the residual stream.
 """
 
 from collections.abc import Iterator
@@ -134,8 +134,9 @@ def mix_with_state(
     index: int,
     step: ModelStep,
 ) -> "Tensor":
-    """Returns what the last product of layer `index` multiplies [tokens, its inputs], of
-    rows [tokens, hidden], normalised if there is `norm`; moves the states on.
+    """Returns the input of the last product of layer `index` [tokens, inputs of that
+    product], for rows [tokens, hidden], which are normalised first if there is `norm`;
+    updates the states. Raises TypeError for weights of another type than `sizes`.
     """
     match sizes, weights:
         case GatedDelta(), GatedDeltaWeights():

@@ -2,10 +2,10 @@
 
 Theory. A token's channels, gated, go through a convolution over the last few tokens, each
 channel by itself, and are gated again (LFM2, Liquid AI 2025). Its state is the last
-inputs of the convolution: of a kernel of 3, two of each channel.
+inputs of the convolution: with a kernel of 3, two inputs of each channel.
 
 With tensor parallelism, channels are split: the product of the input by column, the one
-behind the convolution by row.
+after the convolution by row.
 """
 
 from collections.abc import Iterator
@@ -174,18 +174,18 @@ def mix_short_conv(
     step: ModelStep,
 ) -> "Tensor":
     """Returns the gated results of the convolution of layer `index` [tokens, channels],
-    of rows [tokens, hidden], normalised if there is `norm`; moves the states on.
+    of rows [tokens, hidden], normalised if there is `norm`; updates the states.
     """
     product = norm_linear(rows, norm, weights.inputs, step.products)
     of_inputs, of_results, x = product.chunk(3, -1)
-    move = partial(_move_states, weights)
-    return step.move_states(index, move, of_inputs * x).mul_(of_results)
+    update = partial(_update_states, weights)
+    return step.update_states(index, update, of_inputs * x).mul_(of_results)
 
 
-def _move_states(
+def _update_states(
     weights: ShortConvWeights, state: LayerState, work: "StateWork", x: "Tensor"
 ) -> "Tensor":
-    """Returns the convolved `x` [tokens, channels]; moves states on."""
+    """Returns the convolved `x` [tokens, channels]; updates states."""
     from minfer.kernels.short_conv import short_conv
 
     units = state.part(CONVOLUTION)

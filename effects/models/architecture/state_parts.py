@@ -1,8 +1,8 @@
 """What a recurrent layer keeps of a sequence, in parts: sizes alone, without torch.
 
-A part is a number of *units* of one shape, each of which stands in one page of the cache:
-the state of one head, or some channels of a convolution. models/layout/state_layout.py
-places the parts of all layers in pages.
+A part is a number of *units* of one shape, each of which lies in one page of the cache:
+the state of one head, or the last inputs of some channels of a convolution.
+models/layout/state_layout.py places the parts of all layers in pages.
 """
 
 from math import prod

@@ -26,17 +26,18 @@ class HybridLayers:
     # Each layer has one sublayer: an attention, a recurrent one, or a feed-forward; and
     # the list, or the string, says how many there are (Nemotron-H).
     alone: bool = False
-    # Without a list: the kind of all layers, or the key of how often a layer has an
-    # attention, 4 where a config has none; or that of a list of the layers that have one,
-    # all of them where there is none.
+    # Without such a list or string: the kind of all layers but those that the following
+    # keys give an attention.
     every: LayerKind = "recurrent"
+    # The key of a number N, by default 4: the last of every N layers has an attention.
     interval: str = ""
+    # The key of a list of the layers with an attention; without the list, all have one.
     attention: str = ""
-    # Or the keys of lists of layers by their kinds, in which the first layer is 1
-    # (Kimi-Linear).
+    # The keys of lists of layers, in which the first layer is 1, and the kind of the
+    # layers in each (Kimi-Linear).
     numbered: Mapping[str, LayerKind] = MappingProxyType({})
-    # Or the key of how often a layer has an attention, and that of the first of them
-    # (Jamba).
+    # The keys of a number N and of an offset: from layer `offset` on, every N-th layer
+    # has an attention (Jamba).
     period: str = ""
     offset: str = ""
 
@@ -71,17 +72,17 @@ class Mamba2Keys:
     groups: str = "mamba_n_groups"
     state_size: str = "mamba_d_state"
     width: str = "mamba_d_conv"  # of the convolution
-    # The key of how many times as wide as the residual stream all heads are; empty: as
-    # wide as they are. And that of their width, which has priority.
+    # The key of the width of all heads together, in hidden sizes; empty: heads times
+    # `head_dim`. And the key of that width in elements, which has priority.
     expand: str = "mamba_expand"
     inner: str = ""
     conv_bias: str = "mamba_conv_bias"
     in_bias: str = "mamba_proj_bias"
     out_bias: str = "mamba_proj_bias"
     limits: str = "time_step_limit"  # of steps: the smallest and the largest
-    low: str = ""  # or that of the smallest alone
-    out_norm: bool | str = True  # results are normalised
-    norm_first: str = ""  # the flag of whether they are before the gate
+    low: str = ""  # or the key of the smallest step alone
+    out_norm: bool | str = True  # whether results are normalised, or the key of that flag
+    norm_first: str = ""  # the key of the flag: they are normalised before the gate
 
 
 @frozen(kw_only=True)

@@ -3,18 +3,19 @@
 Theory. A sequence's *state* is what all recurrent layers keep of it at one position. It
 is a bundle of pages of the pool that holds keys and values, so blocks and states share
 one memory, and a state is copied, evicted and moved as a block is. Its layers' parts
-consist of units (state_parts.py). Units of one kind, of all layers, are placed one behind
-the other, as many whole ones in a page as fit; the next kind begins in another page. So
+consist of units (state_parts.py). Units of one kind, of all layers, follow one
+another, as many whole ones in a page as fit; the next kind begins in another page. So
 unit u of a layer's part is in page
 
     first_page + (first_unit + u) // units_a_page
 
-of the bundle, at place (first_unit + u) % units_a_page.
+of the bundle, at place (first_unit + u) % units_a_page of that page.
 
-Qwen3-Next 80B keeps 128 KB of a token in 12 layers with attention, in bfloat16: a page of
-64 tokens has 1.5 MB. Each of the 32 heads of its 36 recurrent layers has a state of 128 x
-128 numbers in float32: 24 of them are in a page, and 1,152 in 48 pages. The inputs of its
-convolutions, 36 x 64 units of 3 x 128 numbers in bfloat16, are in 2 pages more.
+Example: Qwen3-Next 80B has 24 KiB of keys and values of a token in its 12 layers with
+attention, in bfloat16, so a page of 64 tokens has 1.5 MiB. Each of the 32 heads of its 36
+recurrent layers has a state of 128 x 128 numbers in float32: 24 of them are in a page,
+and all 1,152 in 48 pages. The inputs of its convolutions, 36 x 64 units of 3 x 128
+numbers in bfloat16, are in 2 pages more.
 """
 
 from collections import Counter
@@ -54,7 +55,7 @@ class StateLayout:
 
 @frozen
 class _Kind:
-    """Units that are placed one behind the other."""
+    """Units of all layers that share pages: those of one shape and dtype."""
 
     shape: tuple[int, ...]
     dtype: str

@@ -90,11 +90,11 @@ class Hybrid:
         weights = self.recurrent[index]
         step = ModelStep(batch, cache, SINGLE_RANK, ProductContext(on_gpu=False))
         inputs = [hidden @ weights[name].T for name in ("into", "decay", "beta")]
-        o = step.move_states(index, partial(self._move_states, weights), *inputs)
+        o = step.update_states(index, partial(self._update_states, weights), *inputs)
         return o.flatten(1) @ weights["out"].T
 
     @staticmethod
-    def _move_states(
+    def _update_states(
         weights: dict[str, Tensor],
         state: Any,
         work: StateWork,

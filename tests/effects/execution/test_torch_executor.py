@@ -31,6 +31,7 @@ from tests.effects.execution.tiny_engine import (
     Tokens,
     requests,
 )
+from tests.effects.tiny_families import greedy_tokens
 
 pytestmark = pytest.mark.usefixtures("device_kind")
 
@@ -68,15 +69,8 @@ def test_greedy_tokens_are_those_of_generate(model: Model) -> None:
     ]
     tokens = Run.start(model).serve(wanted_requests)
     for request in wanted_requests:
-        prompt = torch.tensor([request.prompt])
-        generated = model.theirs.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=request.max_tokens,
-            do_sample=False,
-            eos_token_id=None,
-        )
-        assert tokens[request.id, 0] == generated[0, prompt.shape[1] :].tolist()
+        expected = greedy_tokens(model.theirs, request.prompt, request.max_tokens)
+        assert tokens[request.id, 0] == expected
 
 
 @pytest.mark.long

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import torch
 
 from minfer import LLM
 from minfer.records.messages import Discarded, Preempted
@@ -20,7 +19,7 @@ from tests.effects.live.test_states import (
     tokens_of,
 )
 from tests.effects.test_kv_host_memory import reasons_of
-from tests.effects.tiny_families import VARIANTS, save
+from tests.effects.tiny_families import VARIANTS, greedy_tokens, save
 
 NEMOTRON: Final = {"layers_block_type": ["linear_attention", "full_attention", "mlp"] * 2}
 # With attention in both halves of their layers.
@@ -33,6 +32,8 @@ FAMILIES: Final = {
     "FalconH1": VARIANTS["FalconH1", "plain"],
     "Lfm2": VARIANTS["Lfm2", "plain"],
     "Lfm2Moe": VARIANTS["Lfm2Moe", "plain"],
+    "KimiLinear": VARIANTS["KimiLinear", "plain"],
+    "Jamba": VARIANTS["Jamba", "plain"],
 }
 STAGES: Final = {"pipeline_parallel_size": 2, "max_num_batched_tokens": 16}
 
@@ -40,19 +41,7 @@ STAGES: Final = {"pipeline_parallel_size": 2, "max_num_batched_tokens": 16}
 def expected_tokens(folder: Path, name: str) -> list[list[int]]:
     """What transformers makes of a family's checkpoint, which is written to `folder`."""
     theirs = save(str(folder), name, FAMILIES[name])
-    expected = []
-    for prompt in prompts():
-        ids = torch.tensor([prompt])
-        with torch.inference_mode():
-            generated = theirs.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=MADE,
-                do_sample=False,
-                eos_token_id=None,
-            )
-        expected.append(generated[0, len(prompt) :].tolist())
-    return expected
+    return [greedy_tokens(theirs, prompt, MADE) for prompt in prompts()]
 
 
 @pytest.mark.long

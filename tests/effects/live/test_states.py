@@ -16,7 +16,7 @@ from minfer import LLM, RequestOutput, SamplingParams
 from minfer.records.messages import Discarded, Loading, Preempted
 from tests.circles import claimed, long
 from tests.effects.test_kv_host_memory import reasons_of
-from tests.effects.tiny_families import VARIANTS, save
+from tests.effects.tiny_families import VARIANTS, greedy_tokens, save
 
 FAMILIES: Final = {
     "Qwen3Next": ("Qwen3Next", "plain"),
@@ -66,17 +66,7 @@ def reference_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Re
 
         @cache
         def tokens(prompt: tuple[int, ...]) -> list[int]:
-            ids = torch.tensor([prompt])
-            with torch.inference_mode():
-                generated = theirs.generate(
-                    ids,
-                    attention_mask=torch.ones_like(ids),
-                    max_new_tokens=MADE,
-                    do_sample=False,
-                    eos_token_id=None,
-                )
-            made: list[int] = generated[0, len(prompt) :].tolist()
-            return made
+            return greedy_tokens(theirs, prompt, MADE)
 
         return Reference(folder, tokens)
 

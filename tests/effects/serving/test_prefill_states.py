@@ -14,13 +14,12 @@ from typing import Any, Final
 
 import httpx
 import pytest
-import torch
 
 import minfer
 from minfer.effects.cli.main import main
 from tests.circles import claimed, long
 from tests.effects.serving.process_deaths import SOON, Load, Server, long_bodies, server
-from tests.effects.tiny_families import VARIANTS, save
+from tests.effects.tiny_families import VARIANTS, greedy_tokens, save
 
 FAMILIES: Final = {
     "Qwen3Next": ("Qwen3Next", "plain"),
@@ -58,21 +57,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]
         return folder, theirs
 
     return make
-
-
-def expected_tokens(theirs: Any, prompt: list[int]) -> list[int]:
-    """What transformers makes of a prompt."""
-    ids = torch.tensor([prompt])
-    with torch.inference_mode():
-        made = theirs.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=MADE,
-            do_sample=False,
-            eos_token_id=None,
-        )
-    tokens: list[int] = made[0, len(prompt) :].tolist()
-    return tokens
 
 
 def tokens_of(served: Server, prompt: list[int]) -> list[int]:
@@ -119,9 +103,9 @@ def test_decoding_begins_with_the_state_that_was_sent(
         served.drain()
         for prompt in prompts:
             made = tokens_of(served, prompt)
-            assert made == expected_tokens(theirs, prompt)
+            assert made == greedy_tokens(theirs, prompt, MADE)
             longer = [*prompt, *made, *draw.choices(range(VOCAB), k=300)]
-            assert tokens_of(served, longer) == expected_tokens(theirs, longer)
+            assert tokens_of(served, longer) == greedy_tokens(theirs, longer, MADE)
         loaded = count(served, "minfer_kv_keyed_loaded_blocks_total")
         lost = count(served, "minfer_kv_keyed_lost_blocks_total")
         served.process.terminate()
