@@ -6,9 +6,9 @@ Waits and prefills after a preemption count for the preemption. The part of the 
 prefill that the prefix cache could have saved counts for the prefix. A cause is named if
 it took a tenth of the time or more.
 
-The time of a prefix that missed is estimated, by its share of the prefill's tokens: a step
-also takes time that does not depend on its tokens. It orders the causes, and is not in the
-words.
+The time of a prefix that missed is estimated, by its share of the prefill's tokens: a
+step also takes time that does not depend on its tokens. It orders the causes, and is not
+in the words.
 """
 
 from collections import defaultdict
