@@ -2,9 +2,11 @@
 watched.
 """
 
+import asyncio
 import contextlib
 import json
 import math
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -154,6 +156,16 @@ class Serving:
         return out
 
 
+class LoopServer(uvicorn.Server):
+    """A server whose event loop is known: what belongs to it is closed there."""
+
+    loop: asyncio.AbstractEventLoop
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+
 @contextlib.contextmanager
 def serving(
     model: str | None = None,
@@ -176,7 +188,7 @@ def serving(
         lifespan="off",
         **SOCKETS,
     )
-    server = uvicorn.Server(config)
+    server = LoopServer(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
@@ -189,7 +201,7 @@ def serving(
             llm.worker.driver.record = running
             yield running
     finally:
-        app.close()
+        server.loop.call_soon_threadsafe(app.close)
         server.should_exit = True
         thread.join()
         llm.close()
