@@ -129,6 +129,7 @@ SUBTLE = (
     broken.FavoursTheFresh,
     broken.ShortestFirst,
     broken.LearnsDrafts,
+    broken.SharesDrafts,
     AdaptiveLastIn,
 )
 

@@ -194,16 +194,19 @@ def happened(kind: str, case: str, passes: list[list[RequestOutput]]) -> bool:
 
 
 def kinds_and_cases() -> list[Any]:
-    """Kinds of layers, cases and depths."""
-    pairs = [*product(KINDS, CASES)]
-    once = (ALL_AT_ONCE,)
+    """Kinds of layers, cases and depths. What one setting alone does is claimed for two
+    kinds in three: all kinds have the settings at once.
+    """
+    alone = [case for case in CASES if case != ALL_AT_ONCE]
+    pairs = [*product(KINDS, alone)]
     hybrids = ("gated delta nets", "Mamba 2", *HYBRIDS)
     return [
         *((kind, ALL_AT_ONCE, 2) for kind in HYBRIDS),
         *((kind, WITH_MODEL, 1 + place % 2) for place, kind in enumerate(hybrids)),
-        *((kind, case, 2) for kind, case in pairs),
-        *((kind, case, 1) for kind, case in pairs if case in once),
-        *claimed((kind, case, 1) for kind, case in pairs if case not in once),
+        *((kind, ALL_AT_ONCE, depth) for kind in KINDS for depth in (1, 2)),
+        *((kind, case, 2) for kind, case in pairs[::3]),
+        *claimed((kind, case, 2) for kind, case in (*pairs[1::3], *pairs[2::3])),
+        *claimed((kind, case, 1) for kind, case in pairs),
     ]
 
 
