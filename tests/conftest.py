@@ -6,7 +6,7 @@ import signal
 import hypothesis
 import pytest
 
-from tests import circles as circles  # registers the profiles
+import tests.circles  # noqa: F401  # registers the profiles
 
 GPU = os.path.exists("/dev/nvidiactl")
 WORKERS = 8  # of `-n auto`, at most: each has to load torch

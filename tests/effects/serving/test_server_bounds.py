@@ -64,15 +64,29 @@ def test_servers_with_one_secret_find_what_the_others_have_cached() -> None:
     [
         ("--preparers", "-1"),
         ("--body-timeout", "0"),
-        ("--body-timeout", "inf"),
-        ("--header-timeout", "nan"),
-        ("--request-timeout", "-3"),
         ("--max-connections", "0"),
     ],
 )
 def test_what_cannot_be_is_named(option: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"{option} must be"):
         parse(option, value)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--body-timeout", "inf"),
+        ("--header-timeout", "nan"),
+        ("--request-timeout", "-3"),
+    ],
+)
+def test_what_is_no_time_is_named(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(option, value)
+    error = capsys.readouterr().err
+    assert f"argument {option}: '{value}' is not a number of seconds from 0" in error
 
 
 def test_a_secret_has_one_key_of_reasoning_and_none_a_random_one() -> None:
