@@ -166,3 +166,18 @@ def test_an_event_of_one_never_reaches_the_other_at_a_place_next_to_it(
     assert {seq.id for seq in bench.state.waiting} == before - own
     assert not bench.state.paused
     assert own or [type(one) for one in turn.reasons] == [Ignored]
+
+
+@pytest.mark.parametrize("event", [Finish("a", 1, 3), Pause("a", 1)])
+def test_an_event_of_a_sample_that_has_ended_does_not_reach_who_has_its_place(
+    event: Any,
+) -> None:
+    bench = Bench(ONE)
+    bench.give(Submit(ask("first")), Submit(ask("a", n=2, needs_host_mask=True)))
+    bench.give(Finish("a", 1, 0))
+    assert {seq.id for seq in bench.state.waiting} == {("a", 0)}
+    bench.give(Submit(placed(bench, "a", "beam", 1, needs_host_mask=True)))
+    turn = bench.give(event)
+    assert {seq.id for seq in bench.state.waiting} == {("a", 0), ("beam", 0)}
+    assert not bench.state.paused
+    assert [type(reason) for reason in turn.reasons] == [Ignored]

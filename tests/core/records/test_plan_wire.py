@@ -5,6 +5,7 @@ executor may be another process.
 import json
 import subprocess
 import sys
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from random import Random
@@ -16,6 +17,7 @@ from hypothesis import given
 
 from minfer.engine import step
 from minfer.journal.codec import load
+from minfer.records import plan_wire
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Event, Execute, Executed, Failed, Submit, Tick
 from minfer.records.plan import (
@@ -162,6 +164,14 @@ def test_bytes_that_are_cut_off_are_refused() -> None:
     for end in range(len(data)):
         with pytest.raises(WireError, match="no plan"):
             plan_from(data[:end])
+
+
+def test_a_section_is_of_the_words_that_are_left() -> None:
+    reader = plan_wire._WordReader(array("q", [7, 7, 7, 9]))
+    assert reader.take(3) == (7, 7, 7)
+    with pytest.raises(ValueError, match="a section of 2 words"):
+        reader.take(2)
+    assert reader.one() == 9
 
 
 # --- an executor in another process -----------------------------------------------------
