@@ -1223,6 +1223,7 @@ BUGS: Final = (
         "_publish",
         "checkpoint in prefix.nodes and not is_live(prefix, checkpoint)",
         "checkpoint in prefix.nodes",
+        tests="planning/test_saves.py",
     ),
     Bug(
         "hit without a state",

@@ -269,6 +269,25 @@ def test_a_paused_row_holds_the_state_from_which_it_starts() -> None:
     assert bench.out["b", 0] == bench.right(later)
 
 
+def test_the_next_checkpoint_leaves_one_that_another_row_holds() -> None:
+    bench = Bench(STATES)
+    bench.give(Submit(evolve(ASKED, max_tokens=40)))
+    checkpoint = bench.right(ASKED)[:2]
+    held = key_at(bench, PROMPT + checkpoint)
+    while held not in kept(bench):
+        bench.turn()
+    later = ask("b", prompt=(*PROMPT, *checkpoint, 7), max_tokens=2, needs_host_mask=True)
+    bench.turn(Submit(later), Pause("b", 0))
+    assert [chain.states.origin for chain in bench.state.running.chains][1] == held
+    for _ in range(12):
+        bench.turn()
+    assert len(saves(bench)) > 4
+    assert held in kept(bench)
+    bench.turn(Pause("b", 0, paused=False))
+    bench.drain()
+    assert bench.out["b", 0] == bench.right(later)
+
+
 def test_what_leaves_before_it_starts_gives_its_state_back() -> None:
     bench = Bench(STATES)
     short = ask("a", prompt=PROMPT[:9], max_tokens=2)

@@ -10,6 +10,7 @@ from minfer.sampling.params import RowValues
     ("given", "param", "why"),
     [
         ({"n": 3, "best_of": 2}, "best_of", r"at least n \(3\), not 2"),
+        ({"best_of": 0}, "best_of", "from 1 to 128, not 0"),
         ({"n": 2, "max_tokens": 0}, "n", "must be 1 where max_tokens is 0"),
         ({"best_of": 2, "max_tokens": 0}, "best_of", "must be 1 where max_tokens is 0"),
     ],
