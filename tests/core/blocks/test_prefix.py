@@ -359,11 +359,12 @@ def test_a_pinned_block_is_a_held_one_that_counts_elsewhere(seed: int) -> None:
     rng, fresh = Random(seed), iter(range(10**6))
     size = rng.choice((6, 12, 30))
     plain, pins = (Transaction(Blocks(Pool(size))) for _ in range(2))
-    held, pinned = list[bytes](), list[bytes]()
+    held, pinned, was_apart = list[bytes](), list[bytes](), False
     for _ in range(200):
         first, second = plain.done(), pins.done()
         assert first.available == second.available
         apart = second.prefix.pinned
+        was_apart = was_apart or bool(apart)
         cached, same = every_node(first.prefix), every_node(second.prefix)
         counted = {
             key: evolve(one, users=one.users + apart.get(key, 0))
@@ -401,3 +402,4 @@ def test_a_pinned_block_is_a_held_one_that_counts_elsewhere(seed: int) -> None:
                     held = [*held, keys[-1]]
                     if parent:
                         held.remove(parent)
+    assert was_apart, "a block with users is not held anew"

@@ -230,3 +230,11 @@ def test_sizes_are_checked() -> None:
         Lookup(min_match=0)
     with pytest.raises(ConfigError, match="lookup: candidates must be"):
         Lookup(candidates=0)
+
+
+def test_tokens_behind_the_prompt_are_published_once_all_of_them() -> None:
+    lookup, name = Lookup(batch=10), ("a", 0)
+    library = lookup.began(lookup.start(), name, b"scope", 2)
+    for tokens in ((1, 2, 3, 4), (5, 6, 7)):
+        library = lookup.grew(library, name, tokens)
+    assert library.samples[name].unpublished == (3, 4, 5, 6, 7)
