@@ -139,7 +139,7 @@ def takes_neutral(
 
         @wraps(own_init)
         def init(self: Record, *values: Any, **named: Any) -> None:
-            if not named.keys() <= names:
+            if not names.issuperset(named):
                 named = _without_absent(cls.__name__, named, names, absent)
             own_init(self, *values, **named)
 
