@@ -90,7 +90,7 @@ class ListedRequest:
         self.shared, self.shared_with = times.shared, times.shared_with
         if times.edit is not None:
             self.near, self.near_at = times.edit_with, times.edit.at
-            end = times.edit.at + times.edit.alike
+            end = times.edit.end
             self.near_end = min(end, times.prompt - 1)
 
 

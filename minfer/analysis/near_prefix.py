@@ -27,6 +27,11 @@ class OneTokenEdit:
     kind: str  # what the token does: differs, is inserted or left out
     alike: int
 
+    @property
+    def end(self) -> int:
+        """The leading tokens that a cache could have had, but for the edit."""
+        return self.at + self.alike
+
 
 def packed(tokens: Tokens) -> bytes:
     """Token ids in four bytes each, for the functions below."""
@@ -63,3 +68,14 @@ def one_token_edit(tokens: bytes, earlier: bytes) -> OneTokenEdit:
     )
     found = [OneTokenEdit(at, kind, num_common(a, b)) for kind, a, b in edits]
     return max(found, key=lambda edit: edit.alike)
+
+
+def is_costlier(
+    edit: OneTokenEdit, best: OneTokenEdit | None, *, known: int, hit: int, size: int
+) -> bool:
+    """Whether an edit cost a prompt of `known` tokens, of which `hit` were cached, a
+    block of `size` tokens or more, and leaves more tokens alike than the `best` so far.
+    """
+    num_lost = min(edit.end, known - 1) // size - hit // size
+    least = max(size - 1, best.alike if best else 0)
+    return num_lost > 0 and edit.alike > least

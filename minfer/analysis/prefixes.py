@@ -15,7 +15,12 @@ from operator import ne
 from attrs import define, evolve, field, frozen
 
 from minfer.analysis.lives import ParsedTurn
-from minfer.analysis.near_prefix import OneTokenEdit, one_token_edit, packed
+from minfer.analysis.near_prefix import (
+    OneTokenEdit,
+    is_costlier,
+    one_token_edit,
+    packed,
+)
 from minfer.journal.redact import redacted_config
 from minfer.lifecycle.committed import committed
 from minfer.records.config import EngineConfig
@@ -182,9 +187,7 @@ class PrefixTracker:
         tokens = candidate.tokens
         edit = one_token_edit(history, tokens.tobytes())
         size = self.config.block_size
-        lost = min(edit.at + edit.alike, best.known - 1) // size - best.hit // size
-        alike = max(size - 1, best.edit.alike if best.edit else 0)
-        if lost < 1 or edit.alike <= alike:
+        if not is_costlier(edit, best.edit, known=best.known, hit=best.hit, size=size):
             return best
         pair = (
             tokens[edit.at] if edit.at < len(tokens) else None,

@@ -12,7 +12,12 @@ from typing import Final
 
 from attrs import define, field
 
-from minfer.analysis.near_prefix import OneTokenEdit, one_token_edit, packed
+from minfer.analysis.near_prefix import (
+    OneTokenEdit,
+    is_costlier,
+    one_token_edit,
+    packed,
+)
 from minfer.blocks.keys import Key
 from minfer.planning.schedule import queue_blocked_by
 from minfer.records.config import EngineConfig
@@ -147,11 +152,9 @@ class QueueFold:
         for name, edit in self._edits(request, tokens):
             if edit.at > times.shared:
                 times.shared, times.shared_with = edit.at, name
-            lost = (
-                min(edit.at + edit.alike, reason.known - 1) // size - reason.hit // size
-            )
-            least = max(size - 1, times.edit.alike if times.edit else 0)
-            if lost > 0 and edit.alike > least:
+            if is_costlier(
+                edit, times.edit, known=reason.known, hit=reason.hit, size=size
+            ):
                 times.edit, times.edit_with = edit, name
         self._prompts[request.id] = request.root, tokens
         if len(self._prompts) > MAX_COMPARED_PROMPTS:
