@@ -17,12 +17,18 @@ def table_blocks(config: EngineConfig, tables: Tables) -> int:
     return min([len(table) // group.pages for table, group in pairs])
 
 
-def growth_mark(config: EngineConfig, blocks: int, last: int) -> int:
-    """The position from which tables of `blocks` blocks should grow: a quarter block
-    early, so that growth can be spread over steps when many tables end at once. At most
-    the last position.
+def growth_lead(config: EngineConfig) -> int:
+    """How many tokens before the end of its blocks a table should grow: a quarter block,
+    so that growth can be spread over steps when many tables end at once.
     """
-    return min(last, blocks * config.block_size - config.block_size // 4)
+    return config.block_size // 4
+
+
+def growth_mark(config: EngineConfig, blocks: int, last: int) -> int:
+    """The position from which tables of `blocks` blocks should grow, at most the last
+    position.
+    """
+    return min(last, blocks * config.block_size - growth_lead(config))
 
 
 def publish_mark(config: EngineConfig, blocks: int, last: int) -> int:

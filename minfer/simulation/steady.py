@@ -25,6 +25,7 @@ from attrs import Factory, field, frozen
 
 from minfer.engine import step
 from minfer.lifecycle.publish import publish_blocks
+from minfer.lifecycle.seat import growth_lead
 from minfer.planning.build_plan import ones
 from minfer.planning.grow import grow
 from minfer.planning.spread import deferrable_blocks
@@ -145,11 +146,11 @@ def count_quiet_turns(config: EngineConfig, state: EngineState) -> int:
     """The number of steady turns before one in which a sequence fills its block, needs
     the next one, or ends.
     """
-    run, early = state.running, config.block_size // 4
+    run, lead = state.running, growth_lead(config)
     until_publish = min(map(sub, run.publish_at, run.known)) - 1
     # A table that reaches to the last token does not grow any more.
     marks = [
-        grow_at if grow_at + early < last else last
+        grow_at if grow_at + lead < last else last
         for grow_at, last in zip(run.grow_at, run.last_index, strict=True)
     ]
     return int(max(0, min(until_publish, min(map(sub, marks, run.scheduled)))))
