@@ -4,33 +4,20 @@ form.
 
 from typing import Final
 
+from attrs import evolve
+
 from minfer.effects.models.families.attention_keys import Biases, Positions
-from minfer.effects.models.families.common import BIAS, MLA
-from minfer.effects.models.families.expert_keys import (
-    ExpertKeys,
-    Routing,
-    SharedExperts,
-    SparseLayers,
-)
+from minfer.effects.models.families.common import BIAS, MLA, SIGMOID
 from minfer.effects.models.families.family import Family, Variant
 from minfer.effects.models.families.layer_keys import StoredNames
 from minfer.effects.models.families.recurrent_keys import HybridLayers, KimiDeltaKeys
 from minfer.effects.models.parts import Renaming
 
 _INNER: Final = "linear_attn_config"  # in published configs
-_EXPERTS: Final = ExpertKeys(
+_EXPERTS: Final = evolve(
+    SIGMOID,
     count=("num_experts", "num_local_experts"),
-    shared=SharedExperts(count="n_shared_experts"),
-    sparse=SparseLayers(
-        first_dense="first_k_dense_replace", layer_types="mlp_layer_types"
-    ),
-    routing=Routing(
-        scores="sigmoid",
-        correction="mlp.gate.e_score_correction_bias",
-        groups=True,
-        scaling="routed_scaling_factor",
-        float32=True,
-    ),
+    sparse=evolve(SIGMOID.sparse, layer_types="mlp_layer_types"),
 )
 ROWS: Final = (
     Family(
