@@ -10,10 +10,11 @@ from typing import Any, Final
 
 from attrs import define, evolve, field
 
-from minfer.policies.mistakes import METHODS, overridden_methods
+from minfer.policies.mistakes import overridden_methods
 from minfer.records.policy import FirstCome
 from minfer.testing.hidden_state import HiddenState
 from minfer.testing.policy_error import PolicyError
+from minfer.testing.policy_proxy import PolicyProxy
 from minfer.testing.stories import AnyStory, Bounds
 
 # From methods that decide one thing to those that order all requests.
@@ -87,22 +88,14 @@ def keeps_law(law: str, story: AnyStory, policy: Any, bounds: Bounds) -> bool:
 
 
 @define
-class Restoring:
+class Restoring(PolicyProxy):
     """A policy whose object, class and module are restored after each call.
 
     `changes` has the first value that each method changed, by method.
     """
 
-    policy: Any
     hidden: HiddenState
     changes: dict[str, str] = field(factory=dict)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        if name not in METHODS:  # a setting
-            return getattr(self.policy, name)
-        return lambda *args: self._call(name, args)
 
     def _call(self, name: str, args: tuple[Any, ...]) -> Any:
         try:

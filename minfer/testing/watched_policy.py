@@ -12,7 +12,7 @@ from typing import Any, Final
 from attrs import define, field
 from attrs.exceptions import FrozenInstanceError
 
-from minfer.policies.mistakes import METHODS, error_text, raising_line
+from minfer.policies.mistakes import error_text, raising_line
 from minfer.records.policy import Load, Policy
 from minfer.records.request import Request
 from minfer.testing.call_limits import CallTooLongError, limits
@@ -24,6 +24,7 @@ from minfer.testing.outside_calls import (
     outside_calls,
 )
 from minfer.testing.policy_error import Flaw
+from minfer.testing.policy_proxy import PolicyProxy
 
 _MAX_ARGS: Final = 300  # characters of arguments and answers in a report
 
@@ -61,10 +62,9 @@ class Call:
 
 
 @define
-class WatchedPolicy:
+class WatchedPolicy(PolicyProxy):
     """A policy with checked answers; `flaws` are the laws that it broke."""
 
-    policy: Any
     flaws: list[Flaw] = field(factory=list)
     raised: Exception | None = None  # the policy's first error
     # Of the current turn: answers of `budget`, and clients that `defer` deferred.
@@ -72,13 +72,6 @@ class WatchedPolicy:
     deferred: set[str] = field(factory=set)
     calls: list[Call] | None = None  # all calls, if they are recorded
     twice: bool = True  # whether answers are checked by a second call
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        if name not in METHODS:  # a setting
-            return getattr(self.policy, name)
-        return lambda *args: self._call(name, args)
 
     def begin_turn(self) -> None:
         """Forget the answers of the turn before."""
