@@ -35,7 +35,7 @@ class Attempt:
     lines: int = 0
 
 
-def attempt(check: Callable[[], None]) -> Attempt:
+def attempt_of(check: Callable[[], None]) -> Attempt:
     """Run a check, and time it."""
     begin, cpu_begin = time.perf_counter(), _cpu_seconds()
     law, method, lines = "", "", 0
@@ -55,20 +55,24 @@ def _cpu_seconds() -> float:
 
 def figures(fault: Fault, attempts: list[Attempt]) -> dict[str, Any]:
     """How the attempts did; all is in time and short, or it says so."""
-    found = [one for one in attempts if one.law]
-    named = [one for one in found if one.law in fault.laws and one.method == fault.method]
+    found = [attempt for attempt in attempts if attempt.law]
+    named = [
+        attempt
+        for attempt in found
+        if attempt.law in fault.laws and attempt.method == fault.method
+    ]
     return {
         "found": len(found),
         "as_what_it_is": len(named),
         "of": len(attempts),
-        "seconds": spread([one.seconds for one in attempts]),
-        "cpu_seconds": spread([one.cpu_seconds for one in attempts]),
-        "lines": max((one.lines for one in found), default=0),
-        "laws": sorted({one.law for one in found}),
-        "methods": sorted({one.method for one in found}),
-        "in_time": all(one.cpu_seconds <= MAX_SECONDS for one in attempts),
-        "short": all(one.lines <= MAX_LINES for one in found),
-        "attempts": [asdict(one) for one in attempts],
+        "seconds": spread([attempt.seconds for attempt in attempts]),
+        "cpu_seconds": spread([attempt.cpu_seconds for attempt in attempts]),
+        "lines": max((attempt.lines for attempt in found), default=0),
+        "laws": sorted({attempt.law for attempt in found}),
+        "methods": sorted({attempt.method for attempt in found}),
+        "in_time": all(attempt.cpu_seconds <= MAX_SECONDS for attempt in attempts),
+        "short": all(attempt.lines <= MAX_LINES for attempt in found),
+        "attempts": [asdict(attempt) for attempt in attempts],
     }
 
 
@@ -86,7 +90,7 @@ def measure(args: argparse.Namespace) -> Mapping[str, Any] | None:
         if args.only and args.only not in name:
             continue
         seeds = range(args.seed, args.seed + args.runs)
-        attempts = [attempt(partial(check, seed)) for seed in seeds]
+        attempts = [attempt_of(partial(check, seed)) for seed in seeds]
         results[name] = figures(fault, attempts)
         row = {key: value for key, value in results[name].items() if key != "attempts"}
         show({"policy": name, **row})

@@ -64,8 +64,8 @@ def run_steps(
             batch = min(200, missing)
             starts = [first + score.worlds + i * batch for i in range(jobs * 2)]
             run_batch = partial(run_many, states=states)
-            for one in pool.map(run_batch, starts, [batch] * len(starts)):
-                score.add(one)
+            for batch_score in pool.map(run_batch, starts, [batch] * len(starts)):
+                score.add(batch_score)
     return score
 
 
