@@ -25,6 +25,7 @@ from minfer.values.pmap import Map
 from tests.core.speculate.drafted import (
     BOTH,
     HOSTED,
+    ON_DEVICE,
     ROOMY,
     SOLO,
     Drafted,
@@ -369,6 +370,19 @@ def test_it_is_not_consulted_where_no_row_may_have_drafts(how: Speculation) -> N
     bench.turn(Propose("a", 0, 4, (1,)))
     bench.drain()
     assert not bench.reasons_of(PolicyOverride)
+
+
+def test_it_is_not_consulted_where_rows_take_all_of_the_budget() -> None:
+    config = evolve(
+        ROOMY, max_num_batched_tokens=2, max_num_seqs=2, policy=Bounding("raise")
+    )
+    bench = begun(ON_DEVICE, ask("a", 1, 9), ask("b", 1, 9), config=config)
+    while len(bench.plans[-1].run_ids) < 2:
+        bench.turn()
+    assert bench.plans[-1].num_scheduled_tokens == (1, 1)
+    before = len(bench.reasons_of(PolicyOverride))
+    bench.turn()
+    assert len(bench.reasons_of(PolicyOverride)) == before
 
 
 def test_a_policy_that_allows_none_lets_nothing_wait() -> None:

@@ -146,8 +146,11 @@ def test_a_row_that_ends_with_a_save_keeps_it() -> None:
     assert key_at(bench, whole[:12]) in kept(bench)
 
 
-def test_states_have_their_share_and_the_next_one_of_a_row_takes_its_own() -> None:
-    bench = Bench(evolve(STATES, states=StateKeeping(max_share=0.03)))  # one state
+@pytest.mark.parametrize("max_share", [0.02, 0.03])  # one state, of two pages
+def test_states_have_their_share_and_the_next_one_of_a_row_takes_its_own(
+    max_share: float,
+) -> None:
+    bench = Bench(evolve(STATES, states=StateKeeping(max_share=max_share)))
     bench.give(Submit(ASKED))
     bench.turn()
     assert len(kept(bench)) == 1
@@ -313,6 +316,16 @@ def test_a_kept_state_becomes_the_working_one_where_both_do_not_fit() -> None:
     assert not kept(bench)
     bench.drain()
     assert bench.out["b", 0] == bench.right(again)
+
+
+def test_where_both_just_fit_a_kept_state_is_copied() -> None:
+    bench = Bench(evolve(STATES, num_blocks=10, states=StateKeeping(max_share=1.0)))
+    bench.give(Submit(ask("a", prompt=PROMPT[:9], max_tokens=1)))
+    bench.drain()
+    again = ask("b", prompt=PROMPT[:9], max_tokens=2)
+    bench.give(Submit(ask("beside", 2, 2)), Submit(again))
+    assert len(bench.plans[-1].copies) == STATES.state_pages
+    assert kept(bench)
 
 
 def test_without_a_state_group_nothing_is_saved() -> None:

@@ -6,6 +6,7 @@ import pytest
 from attrs import evolve
 
 from minfer.blocks.keys import root_key
+from minfer.planning.step_builder import row_cost
 from minfer.policies.builtin import Priority
 from minfer.records.messages import (
     Admitted,
@@ -136,6 +137,12 @@ def test_what_was_resumed_with_output_is_not_scored_again() -> None:
     found = served(bench, evolve(one, output=right[:2]))
     assert not found
     assert bench.out["a", 0] == right[2:]
+
+
+def test_what_a_row_takes_of_the_budget() -> None:
+    config = evolve(CONFIG, scored_cost=3)
+    for scored, cost in ((False, 5), (True, 1 + 3 * 4)):
+        assert row_cost(config, wish("a", 9, 0, scored=scored), 5) == cost
 
 
 @pytest.mark.parametrize("cost", [1, 2, 3])
