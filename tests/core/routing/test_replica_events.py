@@ -196,6 +196,16 @@ def test_events_of_turns_are_starts_ends_and_changes_of_the_cache() -> None:
     assert unstarted == set()
 
 
+def test_a_prompt_in_chunks_starts_with_its_first_token() -> None:
+    run = Run(config_of(depth=1, max_num_batched_tokens=8))
+    run.turn(Submit(cached((1,) * 30, "1", max_tokens=2)))
+    run.drain()
+    unstarted = {"1"}
+    events = [replica_events(run.config, "a", turn, unstarted) for turn in run.turns]
+    starts = [RequestStarted("1") in in_turn for in_turn in events]
+    assert starts.index(True) == 4, "after four chunks"
+
+
 def test_blocks_may_be_evicted_in_the_turn_in_which_their_sequence_ends() -> None:
     run = Run(config_of(num_blocks=6, max_num_seqs=1, depth=1))
     first = cached(tuple(range(9)), "1", max_tokens=12)
