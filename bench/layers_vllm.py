@@ -1,9 +1,10 @@
-"""vLLM at the shapes of `layers_gpu`: output tokens a second, as that measures minfer.
+"""vLLM at the shapes of `layers_gpu`: what that measures of minfer.
 
     python -m bench.layers_vllm --model phi4
 
-For an environment with vLLM beside minfer. Random weights, and vLLM's defaults but for
-the prefix cache, which is off.
+For an environment with vLLM beside minfer. Random weights, embeddings and routers drawn
+as there, and vLLM's defaults but for the prefix cache, which is off. With `--start FILE`
+it measures when that file is there: vLLM may start beside other work.
 """
 
 import argparse
@@ -12,58 +13,121 @@ import os
 import random
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
-from bench.layers_gpu import COMMON, INPUTS, OUTPUTS, SHAPES
+from bench.layers_gpu import COMMON, INPUTS, LONG, OUTPUTS, REPEATS, SHAPES, STEPS
 from bench.results import run, spread
 
-SETTINGS: Final = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1"}
-MAX_LENGTH: Final = 8192  # tokens of a request
-REPEATS: Final = 3
+SETTINGS: Final = {
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # of `spread_routing`
+}
+DRAWN: Final = ("embed_tokens.weight", "mlp.gate.weight", "router.layer.weight")
 
 
-def ask(llm: Any, rng: random.Random, rows: int, inputs: int, outputs: int) -> float:
-    """Returns output tokens a second of `rows` requests at once."""
+def spread_routing(model: Any) -> int:
+    """Draw embeddings and routers of vLLM's model from N(0, 1)."""
+    parameters = [p for name, p in model.named_parameters() if name.endswith(DRAWN)]
+    for parameter in parameters:
+        parameter.data.normal_()
+    return len(parameters)
+
+
+class Model:
+    """vLLM with one model."""
+
+    def __init__(self, llm: Any) -> None:
+        self.llm = llm
+        self.rng = random.Random(0)
+
+    def prompts(self, rows: int, inputs: int) -> list[dict[str, list[int]]]:
+        """Returns random prompts."""
+        draws = [self.rng.choices(range(100, 100_000), k=inputs) for _ in range(rows)]
+        return [{"prompt_token_ids": ids} for ids in draws]
+
+    def ask(self, rows: int, inputs: int, outputs: int) -> float:
+        """Returns output tokens a second of `rows` requests at once."""
+        prompts = self.prompts(rows, inputs)
+        params = greedy(outputs, detokenize=False)
+        began = time.perf_counter()
+        generated = self.llm.generate(prompts, params, use_tqdm=False)
+        seconds = time.perf_counter() - began
+        return sum(len(output.outputs[0].token_ids) for output in generated) / seconds
+
+    def throughput(self, rows: int) -> dict[str, Any]:
+        """Returns tokens a second of `rows` requests at once."""
+        self.ask(min(rows, 8), INPUTS, 2)
+        speeds = [self.ask(rows, INPUTS, OUTPUTS) for _ in range(REPEATS)]
+        return {"rows": rows, "tok_s": spread(speeds)}
+
+    def prefill(self, inputs: int) -> dict[str, Any]:
+        """Returns the time from a prompt to its first token, in milliseconds."""
+        self.ask(1, inputs, 1)
+        times = [1e3 / self.ask(1, inputs, 1) for _ in range(5)]
+        return {"inputs": inputs, "first_token_ms": spread(times)}
+
+    def steps(self, rows: int, context: int) -> dict[str, Any]:
+        """Returns the median time of a step in which `rows` decode, in milliseconds:
+        between outputs of steps that gave each row a token, one after another.
+        """
+        engine, ends = self.llm.llm_engine, list[float | None]()
+        for place, prompt in enumerate(self.prompts(rows, context)):
+            engine.add_request(f"step-{place}", prompt, greedy(STEPS, detokenize=False))
+        while engine.has_unfinished_requests():
+            outputs = engine.step()
+            if outputs:
+                full = len(outputs) == rows
+                ends.append(time.perf_counter() if full else None)
+        gaps = [end - before for before, end in pairwise(ends) if before and end]
+        return {
+            "rows": rows,
+            "context": context,
+            "step_ms": 1e3 * median(gaps) if gaps else None,
+        }
+
+
+def greedy(outputs: int, **more: Any) -> Any:
+    """Returns vLLM's parameters of greedy sampling."""
     from vllm import SamplingParams
 
-    prompts = [
-        {"prompt_token_ids": rng.choices(range(100, 100_000), k=inputs)}
-        for _ in range(rows)
-    ]
-    params = SamplingParams(
-        temperature=0, max_tokens=outputs, ignore_eos=True, detokenize=False
-    )
-    began = time.perf_counter()
-    generated = llm.generate(prompts, params, use_tqdm=False)
-    seconds = time.perf_counter() - began
-    return sum(len(output.outputs[0].token_ids) for output in generated) / seconds
+    return SamplingParams(temperature=0, max_tokens=outputs, ignore_eos=True, **more)
 
 
-def measured(name: str, numbers_of_rows: list[int]) -> dict[str, Any]:
+def measured(args: argparse.Namespace) -> dict[str, Any]:
     """Measure one model."""
     from vllm import LLM
 
     with tempfile.TemporaryDirectory() as folder:
-        config = json.dumps({**SHAPES[name], **COMMON})
+        config = json.dumps({**SHAPES[args.model], **COMMON})
         (Path(folder) / "config.json").write_text(config)
         began = time.perf_counter()
         llm = LLM(
             folder,
             load_format="dummy",
             skip_tokenizer_init=True,
-            max_model_len=MAX_LENGTH,
+            max_model_len=LONG + 2000,
             max_num_seqs=256,
             enable_prefix_caching=False,
-            gpu_memory_utilization=0.88,
+            gpu_memory_utilization=args.memory,
         )
-        start, rng, throughput = time.perf_counter() - began, random.Random(0), []
-        for rows in numbers_of_rows:
-            ask(llm, rng, min(rows, 8), INPUTS, 2)
-            speeds = [ask(llm, rng, rows, INPUTS, OUTPUTS) for _ in range(REPEATS)]
-            throughput.append({"rows": rows, "tok_s": spread(speeds)})
-            print(name, throughput[-1], flush=True)
-    return {"start_s": start, "throughput": throughput}
+    row: dict[str, Any] = {"start_s": time.perf_counter() - began}
+    row["spread"] = llm.apply_model(spread_routing)
+    print(args.model, row, flush=True)
+    while args.start is not None and not args.start.exists():
+        time.sleep(0.1)
+    model = Model(llm)
+    parts = {"throughput": args.rows, "steps": args.long, "prefill": args.prefill}
+    for part, sizes in parts.items():
+        row[part] = []
+        for size in sizes:
+            more = (LONG,) if part == "steps" else ()
+            row[part].append(getattr(model, part)(size, *more))
+            print(args.model, row[part][-1], flush=True)
+    return row
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -73,17 +137,19 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     import torch
     import vllm
 
-    figures = measured(args.model, args.rows)
+    figures = measured(args)
     card = torch.cuda.get_device_name()
     return {"card": card, "vllm": vllm.__version__, args.model: figures}
 
 
 if __name__ == "__main__":
-    run(
-        "layers_vllm",
-        measure,
-        {
-            "--model": {"choices": [*SHAPES], "required": True},
-            "--rows": {"nargs": "*", "type": int, "default": [1, 8, 64, 256]},
-        },
-    )
+    integers = {"nargs": "*", "type": int}
+    options = {
+        "--model": {"choices": list(SHAPES), "default": "phi4"},
+        "--rows": {**integers, "default": [1, 8, 64, 256]},
+        "--long": {**integers, "default": [1]},
+        "--prefill": {**integers, "default": [8192, LONG]},
+        "--memory": 0.88,  # of the card
+        "--start": {"type": Path, "help": "wait for this file before measuring"},
+    }
+    run("layers_vllm", measure, options)
