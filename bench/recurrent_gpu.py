@@ -136,9 +136,11 @@ def times(step: Step, args: argparse.Namespace) -> dict[str, Any]:
 
     floors = step.floors()
     figures: dict[str, Any] = {"floor, us": floors, "us": {n: us(n) for n in floors}}
-    name, tunes = ("CARRY", CARRIES) if step.work.chunks else ("DECODE", DECODES)
+    names, tunes = ("DECODE", "DECODE_FEW", "TOKENS"), DECODES
+    if step.work.chunks:
+        names, tunes = ("CARRY",), CARRIES
     for tune in tunes if args.sweep else ():
-        with patch.object(gated_rule_tunes, name, RuleTune(*tune)):
+        with patch.multiple(gated_rule_tunes, **dict.fromkeys(names, RuleTune(*tune))):
             figures[f"rule, us, {tune}"] = us("rule")
     show(figures)
     return figures

@@ -47,10 +47,13 @@ residual is rounded once, as there.
 
 from typing import Final
 
+import torch
 import triton
+from attrs import frozen
 from torch import Tensor
 
 from minfer.kernels import on_triton, plain_experts
+from minfer.kernels.eight_bits import LARGEST
 from minfer.kernels.experts_kernels import (
     combine,
     few_down,
@@ -67,6 +70,7 @@ from minfer.kernels.experts_tunes import (
 )
 from minfer.kernels.leaves import UNGATED, Activation, ChosenExperts, Experts, Linear
 from minfer.kernels.pdl import arrivals, early
+from minfer.kernels.quantized_kernels import round_groups
 
 CHUNK: Final = 1024  # pairs of a program that groups them
 GROUP_WARPS: Final = 4
@@ -211,9 +215,18 @@ def _launch_grouped(
     hidden, inter = _hidden_and_inner(experts)
     tiles = _Tiles(choice, len(experts.down.weight), tune.rows)
     of_inputs, of_outputs = _weights(experts, choice)
-    inner = x.new_empty(tokens * top_k, inter)
+    rows, inner = Rows(x), Rows(x.new_empty(tokens * top_k, inter))
+    if tune.rounded:
+        matrix = experts.gate_up
+        rows = Rows(*round_groups(x, matrix.weight.dtype, matrix.scheme.group))
+        inner = Rows(
+            rows.numbers.new_empty(tokens * top_k, inter),
+            x.new_empty(
+                tokens * top_k, inter // tune.gate_up.columns, dtype=torch.float32
+            ),
+        )
     tiles.product(
-        x,
+        rows,
         top_k,
         experts.gate_up,
         experts.activation,
@@ -222,7 +235,8 @@ def _launch_grouped(
         of_inputs,
     )
     pair_outputs = x.new_empty(tokens * top_k, hidden)
-    tiles.product(inner, 1, experts.down, None, pair_outputs, tune.down, None)
+    down_outputs = Rows(pair_outputs)
+    tiles.product(inner, 1, experts.down, None, down_outputs, tune.down, None)
     combine[tokens, triton.cdiv(hidden, COMBINE_TILE)](
         pair_outputs=pair_outputs,
         residual=residual,
@@ -235,6 +249,14 @@ def _launch_grouped(
         num_warps=COMBINE_WARPS,
         launch_pdl=early(x),
     )
+
+
+@frozen(eq=False)
+class Rows:
+    """Activations as they are, or rounded to 8 bits."""
+
+    numbers: Tensor  # [rows, size]
+    scales: Tensor | None = None  # [rows, groups] float32
 
 
 class _Tiles:
@@ -266,26 +288,28 @@ class _Tiles:
 
     def product(
         self,
-        x: Tensor,
+        x: Rows,
         top_k: int,
         matrix: Linear,
         activation: Activation | None,
-        out: Tensor,
+        out: Rows,
         tune: GroupedTune,
         weights: Tensor | None,
     ) -> None:
         """Multiply row pair // `top_k` of x with its expert's matrix, and, if there are
         weights, with the pair's, to `out` [pairs, columns].
         """
-        columns = out.shape[1]
+        columns = out.numbers.shape[1]
         grouped[self.max_tiles * triton.cdiv(columns, tune.columns),](
-            x=x,
-            x_stride=x.stride(0),
+            x=x.numbers,
+            x_stride=x.numbers.stride(0),
+            x_scales=x.scales,
             weight=matrix.weight,
             scales=matrix.scales,
             extras=matrix.extras,
             bias=matrix.bias,
-            out=out,
+            out=out.numbers,
+            out_scales=out.scales,
             weights=weights,
             lists=self.lists,
             tiles=self.tiles,
@@ -293,7 +317,7 @@ class _Tiles:
             max_tiles=self.max_tiles,
             top_k=top_k,
             columns=columns,
-            size=x.shape[1],
+            size=x.numbers.shape[1],
             scaled=matrix.scheme.group,
             activation=activation,
             gated=activation is not None and activation not in UNGATED,
@@ -303,6 +327,7 @@ class _Tiles:
             group=tune.group,
             swapped=tune.swapped,
             stages=tune.stages,
+            largest=LARGEST.get(out.numbers.dtype, 0.0),
             num_warps=tune.warps,
             launch_pdl=self.early,
         )

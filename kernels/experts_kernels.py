@@ -19,6 +19,7 @@ from minfer.kernels.leaf_tiles import (
     prefetch_lines,
 )
 from minfer.kernels.pdl import arrive, follow, follow_first
+from minfer.kernels.quantized_kernels import scaled_to_8_bits
 
 
 @triton.jit
@@ -241,11 +242,13 @@ def _swizzled(row_tiles, column_tiles, group: tl.constexpr):
 def grouped(
     x,
     x_stride,
+    x_scales,
     weight,
     scales,
     extras,
     bias,
     out,
+    out_scales,
     weights,
     lists,
     tiles,
@@ -263,11 +266,15 @@ def grouped(
     group: tl.constexpr,
     swapped: tl.constexpr,
     stages: tl.constexpr,
+    largest: tl.constexpr,
 ):
     """Grid [tiles of rows * tiles of columns]: out [pairs, columns], of row pair // top_k
     of x. With activation: gates and what they multiply, if it is gated, or what is
     activated. Without: one matrix an expert, whose first weights are prefetched while the
     kernel before, of the gates, runs.
+
+    x_scales [rows, groups]: x is in 8 bits, as weights are. out_scales [pairs, tiles of
+    columns]: what is stored is rounded to 8 bits, of which `largest` is the largest.
     """
     if activation is not None:
         follow_first()
@@ -295,8 +302,13 @@ def grouped(
         row = tl.arange(0, rows)
         row_mask = row < left
         pair = tl.load(lists + expert * tokens + first + row, mask=row_mask, other=0)
+        x_row = (pair // top_k).to(tl.int64)[:, None]
+        x_scale = None
+        if x_scales is not None:
+            x_scale = x_scales + x_row * (size // scaled)
         acc = _tile(
-            x + (pair // top_k).to(tl.int64)[:, None] * x_stride,
+            x + x_row * x_stride,
+            x_scale,
             row_mask[:, None],
             leaf,
             size,
@@ -317,15 +329,38 @@ def grouped(
                 acc = gated_product(gate, up, activation)
             else:
                 acc = gated_product(acc, 1.0, activation)
-        place = column_tile * cols + tl.arange(0, cols)[None, :]
-        out_pointers = out + pair.to(tl.int64)[:, None] * columns + place
-        out_mask = row_mask[:, None] & (place < columns)
-        tl.store(out_pointers, acc.to(out.dtype.element_ty), mask=out_mask)
+        _store_tile(
+            acc, out, out_scales, pair, row_mask, column_tile, columns, cols, largest
+        )
+
+
+@triton.jit
+def _store_tile(
+    acc,
+    out,
+    out_scales,
+    pair,
+    row_mask,
+    column_tile,
+    columns: tl.constexpr,
+    cols: tl.constexpr,
+    largest: tl.constexpr,
+):
+    """Store rows of out, in 8 bits if there are scales."""
+    if out_scales is not None:
+        acc, scale = scaled_to_8_bits(acc, largest)
+        scale_pointers = out_scales + pair.to(tl.int64) * (columns // cols) + column_tile
+        tl.store(scale_pointers, scale, mask=row_mask)
+    place = column_tile * cols + tl.arange(0, cols)[None, :]
+    out_pointers = out + pair.to(tl.int64)[:, None] * columns + place
+    out_mask = row_mask[:, None] & (place < columns)
+    tl.store(out_pointers, acc.to(out.dtype.element_ty), mask=out_mask)
 
 
 @triton.jit
 def _tile(
     x,
+    x_scales,
     row_mask,
     leaf,
     size: tl.constexpr,
@@ -334,7 +369,9 @@ def _tile(
     swapped: tl.constexpr,
     stages: tl.constexpr,
 ):
-    """Products [rows, lines] of rows of x with lines of the weights."""
+    """Products [rows, lines] of rows of x with lines of the weights. With scales of x, a
+    pass is within one group.
+    """
     rows: tl.constexpr = x.shape[0]
     lines: tl.constexpr = leaf[0].shape[0]
     acc = tl.zeros([lines, rows] if swapped else [rows, lines], tl.float32)
@@ -343,7 +380,10 @@ def _tile(
         lane = k + tl.arange(0, depth)[None, :]
         w = load_tile(leaf, k, size, full, depth, scaled)
         y = tl.load(x + lane, mask=row_mask & ((lane < size) | full), other=0.0)
-        acc = add_products(acc, w, y, swapped)
+        y_scale = None
+        if x_scales is not None:
+            y_scale = tl.load(x_scales + k // scaled, mask=row_mask, other=0.0)
+        acc = add_products(acc, w, y, swapped, y_scale)
     return tl.trans(acc) if swapped else acc
 
 

@@ -52,6 +52,8 @@ class ManyTokensTune(NamedTuple):
     rows: int  # of a tile
     gate_up: GroupedTune
     down: GroupedTune
+    # Activations are rounded to the weights' 8 bits, a scale for each group of them.
+    rounded: bool = False
 
 
 class FewEntry(NamedTuple):

@@ -45,8 +45,9 @@ def _launch_tokens(
     """Launch the rule of decode rows, or of chunks token by token."""
     heads, values = rule.v.shape[1:]
     keys = rule.k.shape[2]
-    tune = decode_tune(values)
     rows = rule.work if chunks is None else chunks
+    longest = 1 if chunks is None else chunks.longest
+    tune = decode_tune(values, len(rows.rows) * heads, longest)
     spacing = None if chunks is None else chunks.spacing
     recur[triton.cdiv(values, tune.columns), heads, len(rows.rows)](
         **_gates(rule),

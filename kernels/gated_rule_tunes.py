@@ -1,4 +1,15 @@
-"""Constants of gated_rule.py's kernels. Not measured yet: chosen by what fits."""
+"""Constants of gated_rule.py's kernels, from `bench.recurrent_gpu --sweep` on an H200,
+with states of 128 x 128 in float32. The rule's us of a layer with the tunes below, beside
+the bytes' floor (32 heads a row):
+
+    rows       decode   floor      with 3 drafts   floor
+       1         5.04    0.99              20.0     1.52
+       8         13.6     7.9              40.6     12.2
+      64         80.1    63.4               256     97.5
+     256          297     254               900      390
+
+The constants of blocks (PREPARE, CARRY) are chosen by what fits.
+"""
 
 from typing import Final, NamedTuple
 
@@ -14,7 +25,10 @@ class RuleTune(NamedTuple):
     stages: int = 1  # of loads in flight
 
 
-DECODE: Final = RuleTune(32, 4)
+DECODE: Final = RuleTune(64, 2)
+DECODE_FEW: Final = RuleTune(16, 2)  # fewer states than programs that run at once
+FEW_STATES: Final = 128  # of one head each
+TOKENS: Final = RuleTune(32, 2)  # rows with several tokens, as with drafts
 PREPARE_WARPS: Final = 4  # 159 registers a thread
 # Shared memory by the stages of loads, with 128 keys: 168 KB with 3, 115 KB with 2.
 CARRY: Final = RuleTune(32, 4, 3)
@@ -36,6 +50,11 @@ def carry_tune(keys: int, values: int, target: Capability) -> RuleTune:
     return tune._replace(columns=min(tune.columns, padded(values)))
 
 
-def decode_tune(values: int) -> RuleTune:
-    """Returns the tune of the kernel that goes from token to token."""
-    return DECODE._replace(columns=min(DECODE.columns, padded(values)))
+def decode_tune(values: int, states: int, longest: int) -> RuleTune:
+    """Returns the tune of the kernel that goes from token to token, for this number of
+    states, one a row and head, which take `longest` tokens at most.
+    """
+    tune = DECODE if states >= FEW_STATES else DECODE_FEW
+    if longest > 1:
+        tune = TOKENS
+    return tune._replace(columns=min(tune.columns, padded(values)))

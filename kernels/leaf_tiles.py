@@ -165,15 +165,18 @@ def add_lanes(acc, tile, y):
 
 
 @triton.jit
-def add_products(acc, tile, y, swapped: tl.constexpr):
+def add_products(acc, tile, y, swapped: tl.constexpr, y_scale=None):
     """acc [rows, lines] plus products of rows y [rows, depth] with a tile, by tensor
     cores. swapped: acc is [lines, rows], and weights are the first operand, as tensor
-    cores take 64 lines of that, and 8 of the second.
+    cores take 64 lines of that, and 8 of the second. y_scale [rows, 1]: what the products
+    of each row are multiplied with, if the tile is of one group.
     """
     groups: tl.constexpr = tile[1].shape[1] if len(tile) > 1 else 0
     if groups == 1:
         sums = _add_dots(tl.zeros_like(acc), tile, y, groups, swapped)
         factor = _factors(tile)
+        if y_scale is not None:
+            sums *= tl.trans(y_scale) if swapped else y_scale
         acc += sums * (factor if swapped else tl.trans(factor))
     else:
         acc = _add_dots(acc, tile, y, groups, swapped)

@@ -1,5 +1,6 @@
-"""Triton kernels around products of many tokens: rows of activations rounded to 8 bits,
-and a matrix of few bits to the activations' dtype. Both are bound by memory.
+"""Triton kernels around products of many tokens: rows of activations, or groups of a
+row, rounded to 8 bits, and a matrix of few bits to the activations' dtype. All are bound
+by memory.
 """
 
 from typing import Final
@@ -152,6 +153,64 @@ def round_rows(
         activation=activation,
         gated=gated,
         num_warps=max(1, tile // WARP_ELEMENTS),
+        launch_pdl=early(x),
+    )
+    return out, scales
+
+
+@triton.jit
+def scaled_to_8_bits(wide, largest: tl.constexpr):
+    """Returns rows in float32 scaled to this largest magnitude, and the scales that make
+    them what they were; 1 for zeros.
+    """
+    top = tl.max(tl.abs(wide), 1)
+    scale = tl.where(top > 0, tl.div_rn(top, largest), 1.0)
+    scaled = tl.div_rn(wide, tl.zeros_like(wide) + scale[:, None])
+    return tl.minimum(tl.maximum(scaled, -largest), largest), scale
+
+
+@triton.jit
+def _round_groups(
+    x,
+    out,
+    scales,
+    x_stride,
+    max_magnitude: tl.constexpr,
+    size: tl.constexpr,
+    group: tl.constexpr,
+    pad: tl.constexpr,
+):
+    """Grid [rows]: each group of a row times max_magnitude / largest."""
+    row = tl.program_id(0).to(tl.int64)
+    index = tl.arange(0, pad)
+    lane = index[:, None] * group + tl.arange(0, group)[None, :]
+    follow()
+    wide = tl.load(x + row * x_stride + lane, mask=lane < size, other=0.0)
+    scaled, scale = scaled_to_8_bits(wide.to(tl.float32), max_magnitude)
+    tl.store(out + row * size + lane, scaled.to(out.dtype.element_ty), mask=lane < size)
+    groups: tl.constexpr = size // group
+    tl.store(scales + row * groups + index, scale, mask=index < groups)
+
+
+def round_groups(x: Tensor, dtype: torch.dtype, group: int) -> tuple[Tensor, Tensor]:
+    """Returns rows of x [tokens, inputs], groups of which have scales, in FP8, and the
+    scales [tokens, groups] float32, as `quantized.round_activations`. `group` is a power
+    of two that divides the inputs.
+    """
+    rows, size = x.shape
+    out = torch.empty(rows, size, dtype=dtype, device=x.device)
+    scales = torch.empty(rows, size // group, dtype=torch.float32, device=x.device)
+    pad = triton.next_power_of_2(size // group)
+    _round_groups[rows,](
+        x=x,
+        out=out,
+        scales=scales,
+        x_stride=x.stride(0),
+        max_magnitude=LARGEST[dtype],
+        size=size,
+        group=group,
+        pad=pad,
+        num_warps=min(max(1, pad * group // WARP_ELEMENTS), 2 * WARPS),
         launch_pdl=early(x),
     )
     return out, scales

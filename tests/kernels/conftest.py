@@ -48,6 +48,17 @@ if not CUDA:
 
     interpreter._patch_lang = patch_once
 
+    # The interpreter's own rounding to FP8 loses the carry to the exponent.
+    convert = interpreter._convert_float
+
+    def convert_rounded(values: Any, before: Any, after: Any, mode: Any) -> Any:
+        if (before, after) != (tl.float32, tl.float8e4nv):
+            return convert(values, before, after, mode)
+        wide = torch.from_numpy(values.copy()).view(torch.float32)
+        return wide.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+    interpreter._convert_float = convert_rounded
+
 
 def ints(values: object, device: str) -> torch.Tensor:
     return torch.as_tensor(values).to(device, torch.int32)

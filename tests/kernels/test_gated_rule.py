@@ -113,9 +113,17 @@ Expected = tuple[
 ]  # o [tokens, heads, V], and the states after [heads, K, V]
 
 
+def of_each_head(inputs: Inputs) -> tuple[Tensor, ...]:
+    """Queries and keys of each head of values, as older transformers expect them."""
+    q, k, v, raw, beta = (x[None].float() for x in inputs)
+    shared = v.shape[2] // k.shape[2]
+    q, k = (x.repeat_interleave(shared, 2) for x in (q, k))
+    return q, k, v, raw, beta
+
+
 def gated_delta(rule: Rule, inputs: Inputs) -> Expected:
     """By transformers' Qwen3-Next, in chunks."""
-    q, k, v, raw, beta = (x[None].float() for x in inputs)
+    q, k, v, raw, beta = of_each_head(inputs)
     decay = -rule.rates * F.softplus(raw + rule.bias)
     out, state = qwen.torch_chunk_gated_delta_rule(
         q,
@@ -131,7 +139,7 @@ def gated_delta(rule: Rule, inputs: Inputs) -> Expected:
 
 def recurrent_delta(rule: Rule, inputs: Inputs) -> Expected:
     """By transformers' Qwen3-Next, token by token."""
-    q, k, v, raw, beta = (x[None].float() for x in inputs)
+    q, k, v, raw, beta = of_each_head(inputs)
     decay = -rule.rates * F.softplus(raw + rule.bias)
     out, state = qwen.torch_recurrent_gated_delta_rule(
         q,

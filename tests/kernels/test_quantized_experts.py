@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from attrs import evolve
 
 from minfer.kernels import plain_experts, quantized
@@ -17,7 +18,17 @@ from minfer.kernels.experts_tunes import (
     ManyTokensTune,
     tune_of,
 )
-from minfer.kernels.leaves import FP8, INT8, MXFP4, NVFP4, PLAIN, Experts, Linear, Scheme
+from minfer.kernels.leaves import (
+    FP8,
+    FP8_BLOCKS,
+    INT8,
+    MXFP4,
+    NVFP4,
+    PLAIN,
+    Experts,
+    Linear,
+    Scheme,
+)
 
 from .conftest import CUDA
 from .test_experts import TYPES, Case
@@ -88,6 +99,54 @@ def check(case: Case, scheme: Scheme, tune: ExpertsTune | None) -> None:
 @pytest.mark.parametrize("tune", TUNES.values(), ids=[*TUNES])
 def test_schemes(scheme: Scheme, tune: ExpertsTune) -> None:
     check(Case(2, 3, 1, 192, 64), scheme, tune)
+
+
+# Activations are rounded: gates and ups in groups of 128, which a tile has.
+ROUNDED = {
+    "rows": ManyTokensTune(
+        16,
+        GroupedTune(128, 128, 4, 2, 2, False),
+        GroupedTune(64, 64, 4, 2, 1, False),
+        rounded=True,
+    ),
+    "lines": ManyTokensTune(
+        16,
+        GroupedTune(128, 64, 4, 2, 1, True),
+        GroupedTune(32, 128, 4, 2, 2, True),
+        rounded=True,
+    ),
+}
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    numbers_and_scales = quantized.round_activations(x, FP8_BLOCKS)
+    assert numbers_and_scales is not None
+    numbers, scales = numbers_and_scales
+    return numbers.double() * scales.double().repeat_interleave(128, -1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tune", ROUNDED.values(), ids=[*ROUNDED])
+def test_rounded_activations(tune: ManyTokensTune) -> None:
+    """Of inputs, and of what the gates multiplied."""
+    case = Case(21, 3, 2, 256, 384, TYPES[1])
+    layer = case.experts
+    matrices = [stored(leaf, FP8_BLOCKS) for leaf in (layer.gate_up, layer.down)]
+    case.experts = Experts(
+        gate_up=matrices[0], down=matrices[1], activation=layer.activation
+    )
+    out = case.made(tune)
+    expected, x = case.residual.double(), rounded(case.x)
+    gate_up, down = (quantized.dequantize(leaf).double() for leaf in matrices)
+    for token, (ids, weights) in enumerate(
+        zip(case.choice.ids.tolist(), case.choice.weights.tolist(), strict=True)
+    ):
+        for expert, weight in zip(ids, weights, strict=True):
+            gates, ups = (gate_up[expert] @ x[token]).chunk(2)
+            inner = rounded((F.silu(gates) * ups)[None])
+            expected[token] += weight * (down[expert] @ inner[0])
+    error = relative(out, expected)
+    assert error < 2e-3, f"relative error {error:.2e}"
 
 
 @schemes

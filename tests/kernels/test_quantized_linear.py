@@ -192,9 +192,7 @@ def test_rounded_rows(scheme: Scheme, size: int, before: str) -> None:
     assert rounded is not None
     torch.testing.assert_close(scales, rounded[1], rtol=1e-6, atol=0)
     values, expected = numbers.float() * scales, rounded[0].float() * rounded[1]
-    if scheme is FP8 and not CUDA:  # the interpreter's rounding to FP8 loses carries
-        assert (numbers.float() == rounded[0].float()).float().mean() > 0.9
-    elif before:  # another rounding before moves a number to its neighbour at times
+    if before:  # another rounding before moves a number to its neighbour at times
         assert relative(values, expected.double()) < 5e-3
     else:
         assert torch.equal(numbers.float(), rounded[0].float())

@@ -1,5 +1,5 @@
-"""The kernels of recurrent layers in whole models, as on a GPU, by Triton's interpreter:
-logits are those of transformers.
+"""The kernels of recurrent layers in whole models, on a GPU, or else by Triton's
+interpreter: logits are those of transformers.
 """
 
 import random
@@ -18,6 +18,7 @@ from tests.effects.tiny_families import VARIANTS, save
 from tests.effects.tiny_model import read_spec, state_tables
 
 BLOCK = 4
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # One of each type of recurrent layers.
 KEYS = [
     ("Qwen3Next", "plain"),
@@ -35,16 +36,17 @@ def test_chunks_and_decode_rows_give_transformers_logits(
 ) -> None:
     theirs = save(str(tmp_path), key[0], VARIANTS[key])
     spec = read_spec(tmp_path)
-    weights = load_weights(tmp_path, spec, "float32")
+    weights = load_weights(tmp_path, spec, "float32", DEVICE)
     layout = with_states(one_group(spec), spec, BLOCK)
-    cache = CudaCache.make(spec, layout, 40, BLOCK, 64, torch.device("cpu"))
+    cache = CudaCache.make(spec, layout, 40, BLOCK, 64, torch.device(DEVICE))
     [state] = state_tables(spec, BLOCK, 20, 1)
     ids = random.Random(1).choices(range(160), k=30)
     table, logits = list(range(8)), []
-    monkeypatch.setattr(kernels, "interpreting", True)
+    monkeypatch.setattr(kernels, "interpreting", DEVICE == "cpu")
     with torch.inference_mode():
         for begin, end in ((0, 19), (19, 27), (27, 28), (28, 29), (29, 30)):
             row = BatchRow(ids[begin:end], begin, table, end - begin, state)
-            logits.append(forward(spec, weights, make_batch([row], BLOCK), cache))
+            batch = make_batch([row], BLOCK, DEVICE)
+            logits.append(forward(spec, weights, batch, cache).cpu())
         expected = theirs(torch.tensor([ids])).logits[0]
     torch.testing.assert_close(torch.cat(logits), expected, rtol=1e-4, atol=2e-3)

@@ -1,0 +1,253 @@
+"""Tilings for products with FP8 in blocks, from measurements on a GPU.
+
+    python -m bench.fp8_blocks_tunes_gpu
+
+Of Qwen3-Next-80B-A3B's sizes: the experts of a layer by the number of tokens, which
+choose independently, and the dense products of a layer. The fastest tilings beside those
+of the tables (kernels/experts_tunes.py, kernels/quantized_tunes.py), in microseconds, in
+CUDA graphs over copies of the weights; and the floor, the bytes of weights at 4.26 TB/s.
+`--device cpu` tries the script.
+"""
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import product as combinations
+from typing import Any, Final
+
+import torch
+from attrs import frozen
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+
+from bench.gpu_times import microseconds
+from bench.results import run
+from minfer.kernels import quantized_linear
+from minfer.kernels.compiling import compile_launches
+from minfer.kernels.experts import add_experts, experts_hit
+from minfer.kernels.experts_tunes import (
+    DownTune,
+    ExpertsTune,
+    FewTokensTune,
+    GateUpTune,
+    GroupedTune,
+    ManyTokensTune,
+    tune_of,
+)
+from minfer.kernels.leaves import FP8_BLOCKS, ChosenExperts, Experts, Linear
+from minfer.kernels.linear_tunes import LinearTune
+from minfer.kernels.quantized_tunes import tune_of as linear_tune_of
+
+BYTES_PER_US: Final = 4.26e6
+EXPERTS, TOP_K, HIDDEN, INTER = 512, 10, 2048, 512
+BLOCK: Final = 128
+COPIES: Final = 3  # of the weights
+DENSE: Final = {  # inputs, outputs
+    "in": (2048, 12_288),
+    "out": (4096, 2048),
+    "gate, up": (2048, 1024),
+    "down": (512, 2048),
+}
+DENSE_COPIES: Final = 24
+SHOWN: Final = 6
+Call = Callable[[], object]
+
+
+def leaf(device: str, *shape: int) -> Linear:
+    """Returns random weights, of experts or one matrix: [..., outputs, inputs]."""
+    numbers = torch.randint(0, 112, shape, device=device, dtype=torch.uint8)
+    scales = torch.rand(*shape[:-1], -(-shape[-1] // BLOCK), device=device) / 64
+    return Linear(
+        weight=numbers.view(torch.float8_e4m3fn),
+        scales=scales,
+        scheme=FP8_BLOCKS,
+        parts=(shape[-2],),
+    )
+
+
+@frozen(eq=False)
+class ExpertsCase:
+    """Experts of a few layers, with tokens that choose of them."""
+
+    layers: tuple[Experts, ...]
+    x: Tensor
+    choices: tuple[ChosenExperts, ...]
+
+    @classmethod
+    def of(cls, layers: tuple[Experts, ...], tokens: int, top_k: int) -> "ExpertsCase":
+        """Returns tokens that choose independently."""
+        device, count = layers[0].down.weight.device, len(layers[0].down.weight)
+        hidden = layers[0].down.weight.shape[1]
+        choices = list[ChosenExperts]()
+        for _ in layers:
+            picked = torch.rand(tokens, count, device=device).topk(top_k)
+            choices.append(ChosenExperts(picked.indices.int(), picked.values))
+        x = torch.randn(tokens, hidden, device=device, dtype=torch.bfloat16)
+        return cls(layers, x, (*choices,))
+
+    def calls(self, tune: ExpertsTune | None) -> list[Call]:
+        """The sums of each layer."""
+        out = torch.zeros_like(self.x)
+        return [
+            partial(add_experts, out, self.x, experts, choice, tune)
+            for experts, choice in zip(self.layers, self.choices, strict=True)
+        ]
+
+    def floor(self) -> float:
+        """us by the bytes of the experts that are hit."""
+        hit = float(sum(experts_hit(choice) for choice in self.choices))
+        down = self.layers[0].down.weight
+        return hit / len(self.choices) * 3 * down[0].numel() / BYTES_PER_US
+
+
+def few_tunes() -> Iterator[FewTokensTune]:
+    """Tilings for few tokens: each half beside the best guess of the other."""
+    gates, downs = GateUpTune(2, 1024, 1, 1), DownTune(2, 256, 1, 12)
+    for columns, depth, warps, stages in combinations(
+        (1, 2, 4, 8), (512, 1024, 2048), (1, 2), (1, 2)
+    ):
+        if 256 <= columns * depth // warps <= 4096:
+            yield FewTokensTune(GateUpTune(columns, depth, warps, stages), downs)
+    for columns, depth, warps, ahead in combinations(
+        (1, 2, 4, 8), (128, 256, 512), (1, 2), (5, 10, 20)
+    ):
+        if columns * depth // warps >= 256 and columns * depth * ahead // warps <= 8192:
+            yield FewTokensTune(gates, DownTune(columns, depth, warps, ahead))
+
+
+def grouped_tunes(mean: float) -> Iterator[ManyTokensTune]:
+    """Tilings for this number of pairs an expert."""
+    few = mean <= 24
+    rows = (16, 32) if few else (32, 64, 128)
+    group = 1 if few else 8
+    for height, cols, depth, warps, stages, swapped in combinations(
+        rows, (32, 64, 128), (64, 128), (4, 8), (3, 5), (False, True)
+    ):
+        lines = 2 * cols
+        stage = (lines + 2 * height) * depth
+        if stage * stages > 200_000 or (few and cols == 128) or (not few and cols == 32):
+            continue
+        if swapped and lines < 64 * (warps // 4):
+            continue
+        gates = GroupedTune(cols, depth, warps, stages, group, swapped)
+        downs = GroupedTune(min(2 * cols, 128), depth, warps, stages, group, swapped)
+        yield ManyTokensTune(height, gates, downs)
+    for height, cols, warps, stages, swapped in combinations(
+        (16, 32, 64, 128), (64, 128), (4, 8), (3, 4), (False, True)
+    ):
+        if few == (height > 32) or (height + 2 * BLOCK) * BLOCK * stages > 220_000:
+            continue
+        gates = GroupedTune(BLOCK, BLOCK, 8, min(stages, 4), group, swapped)
+        downs = GroupedTune(cols, BLOCK, warps, stages, group, swapped)
+        yield ManyTokensTune(height, gates, downs, rounded=True)
+
+
+def linear_tunes(tokens: int) -> Iterator[LinearTune]:
+    """Tilings of a dense product."""
+    if tokens == 1:
+        for columns, depth, warps, stages in combinations(
+            (1, 2, 4), (512, 1024, 2048), (1, 2), (1, 2, 4)
+        ):
+            yield LinearTune(1, columns, depth, 1, warps, stages)
+    rows = 16 if tokens <= 16 else 32 if tokens <= 32 else 64
+    for columns, depth, splits, warps, stages, swapped in combinations(
+        (16, 32, 64, 128), (128, 256), (1, 2, 4), (4,), (3, 5), (False, True)
+    ):
+        if (columns + 2 * rows) * depth * stages < 200_000 and columns >= 64 * swapped:
+            yield LinearTune(rows, columns, depth, splits, warps, stages, swapped)
+
+
+def timed(
+    cases: dict[Any, list[Call]], before: Any, device: str
+) -> dict[str, float | str]:
+    """Returns the fastest tilings with their us, and `before`. Those that a GPU has no
+    room for are left out.
+    """
+    if device == "cpu":
+        for calls in [*cases.values()][:1]:
+            calls[0]()
+        return {}
+    compile_launches(lambda: first_of(cases.values()), lambda _: None)
+    times = dict[Any, float]()
+    for tune, calls in cases.items():
+        try:
+            times[tune] = microseconds(calls)
+        except OutOfResources:
+            continue
+    best = sorted(times, key=times.__getitem__)[:SHOWN]
+    return {f"{tune}": times[tune] for tune in [*best, before] if tune in times}
+
+
+def first_of(cases: Iterable[list[Call]]) -> None:
+    """Launch each tiling once."""
+    for calls in cases:
+        try:
+            calls[0]()
+        except OutOfResources:
+            continue
+
+
+def of_experts(args: argparse.Namespace) -> dict[str, Any]:
+    """The experts of a layer, by the number of tokens."""
+    count, top_k, hidden, inter = EXPERTS, TOP_K, HIDDEN, INTER
+    if args.device == "cpu":
+        count, top_k, hidden, inter = 4, 2, 256, 128
+    layers = tuple(
+        Experts(
+            gate_up=leaf(args.device, count, 2 * inter, hidden),
+            down=leaf(args.device, count, hidden, inter),
+        )
+        for _ in range(COPIES)
+    )
+    results = dict[str, Any]()
+    for tokens in args.tokens:
+        case = ExpertsCase.of(layers, tokens, top_k)
+        before = tune_of(tokens, top_k, layers[0])
+        few = isinstance(before, FewTokensTune)
+        tunes = few_tunes() if few else grouped_tunes(tokens * top_k / count)
+        cases = {tune: case.calls(tune) for tune in (before, *tunes)}
+        figures = timed(cases, before, args.device)
+        results[f"{tokens} tokens"] = {"floor, us": case.floor(), **figures}
+        report(f"experts, {tokens} tokens", results[f"{tokens} tokens"])
+    return results
+
+
+def of_dense(args: argparse.Namespace) -> dict[str, Any]:
+    """The dense products of a layer."""
+    results = dict[str, Any]()
+    for (name, (inputs, outputs)), tokens in combinations(DENSE.items(), args.dense):
+        copies = 1 if args.device == "cpu" else DENSE_COPIES
+        leaves = [leaf(args.device, outputs, inputs) for _ in range(copies)]
+        x = torch.randn(tokens, inputs, device=args.device, dtype=torch.bfloat16)
+        before = linear_tune_of(x, leaves[0])
+        cases: dict[Any, list[Call]] = {
+            tune: [partial(quantized_linear.linear, x, each, tune) for each in leaves]
+            for tune in (before, *linear_tunes(tokens))
+        }
+        figures = timed(cases, before, args.device)
+        floor = inputs * outputs / BYTES_PER_US
+        results[f"{name}, {tokens} tokens"] = {"floor, us": floor, **figures}
+        report(f"{name}, {tokens} tokens", results[f"{name}, {tokens} tokens"])
+    return results
+
+
+def report(name: str, figures: dict[str, Any]) -> None:
+    """Print a line for each tiling."""
+    for tune, us in figures.items():
+        print(f"{name:22} {us:9.2f}  {tune}", flush=True)
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any] | None:
+    """Measure experts, then dense products."""
+    results = {"experts": of_experts(args), "dense": of_dense(args)}
+    return None if args.device == "cpu" else results
+
+
+if __name__ == "__main__":
+    integers = {"type": int, "nargs": "*"}
+    options = {
+        "--device": "cuda",
+        "--tokens": {**integers, "default": [1, 8, 64, 256, 8192]},
+        "--dense": {**integers, "default": [1, 8, 64]},
+    }
+    run("fp8_blocks_tunes_gpu", measure, options)
