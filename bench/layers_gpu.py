@@ -223,6 +223,16 @@ SHAPES["granite4"] = {  # Granite 4.0 H Small
     "position_embedding_type": "nope",
     "vocab_size": 100_352,
 }
+SHAPES["granite4-tiny"] = SHAPES["granite4"] | {  # Granite 4.0 H Tiny
+    "hidden_size": 1536,
+    "intermediate_size": 512,
+    "shared_intermediate_size": 1024,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "num_local_experts": 64,
+    "num_experts_per_tok": 6,
+    "mamba_n_heads": 48,
+}
 COMMON: Final = {"dtype": "bfloat16", "max_position_embeddings": 40_960}
 INPUTS, OUTPUTS, LONG, STEPS = 512, 128, 32_000, 64
 REPEATS: Final = 3  # of a load

@@ -4,7 +4,8 @@
 
 For an environment with vLLM beside minfer. Random weights, embeddings and routers drawn
 as there, and vLLM's defaults but for the prefix cache, which is off. With `--start FILE`
-it measures when that file is there: vLLM may start beside other work.
+it measures when that file is there, and with `--cache` it takes no more memory than that:
+vLLM may start beside other work.
 """
 
 import argparse
@@ -90,6 +91,13 @@ class Model:
         }
 
 
+def memory_settings(cache: float) -> dict[str, Any]:
+    """Returns vLLM's settings for a cache of so many GB; 0: of what is free."""
+    if not cache:
+        return {"gpu_memory_utilization": 0.88}
+    return {"kv_cache_memory_bytes": int(cache * 1e9), "gpu_memory_utilization": 0.05}
+
+
 def greedy(outputs: int, **more: Any) -> Any:
     """Returns vLLM's parameters of greedy sampling."""
     from vllm import SamplingParams
@@ -112,7 +120,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
             max_model_len=LONG + 2000,
             max_num_seqs=256,
             enable_prefix_caching=False,
-            gpu_memory_utilization=args.memory,
+            **memory_settings(args.cache),
         )
     row: dict[str, Any] = {"start_s": time.perf_counter() - began}
     row["spread"] = llm.apply_model(spread_routing)
@@ -149,7 +157,7 @@ if __name__ == "__main__":
         "--rows": {**integers, "default": [1, 8, 64, 256]},
         "--long": {**integers, "default": [1]},
         "--prefill": {**integers, "default": [8192, LONG]},
-        "--memory": 0.88,  # of the card
+        "--cache": 0.0,  # GB
         "--start": {"type": Path, "help": "wait for this file before measuring"},
     }
     run("layers_vllm", measure, options)

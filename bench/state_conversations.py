@@ -25,7 +25,7 @@ from typing import Any, Final
 from attrs import define, field
 
 from bench.layers_gpu import COMMON, SHAPES, tiny
-from bench.layers_vllm import SETTINGS, greedy
+from bench.layers_vllm import SETTINGS, greedy, memory_settings
 from bench.results import percentiles, run, show
 
 MODEL: Final = "qwen3.5-2B"
@@ -119,16 +119,17 @@ def opened(args: argparse.Namespace, folder: str) -> Any:
         "max_num_seqs": args.rows,
         "enable_prefix_caching": True,
     }
-    if not args.tiny:
-        size = args.holds * args.conversations * tokens * TOKEN_BYTES
-        settings["kv_cache_memory_bytes"] = int(size)
+    size = args.holds * args.conversations * tokens * TOKEN_BYTES
     if args.engine == "vllm":
+        settings |= memory_settings(size / 1e9)
         for name, value in SETTINGS.items():  # read when vllm is imported
             os.environ.setdefault(name, value)
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM as VllmEngine
 
         return VllmEngine.from_engine_args(AsyncEngineArgs(**settings))
+    if not args.tiny:
+        settings["kv_cache_memory_bytes"] = int(size)
     from minfer import AsyncLLM
 
     return AsyncLLM(**settings)
