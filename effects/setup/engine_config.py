@@ -65,7 +65,12 @@ def engine_config(
         policy=resolve_policy(args.scheduling_policy),
         speculation=speculation,
         groups=groups,
-        states=state_keeping(spec, args.block_size, speculation),
+        states=state_keeping(
+            spec,
+            args.block_size,
+            speculation,
+            caches_prefixes=args.enable_prefix_caching,
+        ),
     )
 
 

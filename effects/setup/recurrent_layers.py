@@ -32,11 +32,18 @@ def with_state_dtype(spec: ModelSpec, name: str) -> ModelSpec:
 
 
 def state_keeping(
-    spec: ModelSpec, block_size: int, speculation: Speculation | None
+    spec: ModelSpec,
+    block_size: int,
+    speculation: Speculation | None,
+    *,
+    caches_prefixes: bool = True,
 ) -> StateKeeping:
-    """Returns which states are kept. With a draft model the last few tokens before a
-    state is saved in decode have no drafts, so that happens less often.
+    """Returns which states are kept: without a prefix cache only those that samples of
+    one request share. With a draft model the last few tokens before a state is saved in
+    decode have no drafts, so that happens less often.
     """
+    if spec.has_states and not caches_prefixes:
+        return StateKeeping(stride_blocks=0, decode_stride_blocks=0, every_prompt=False)
     if not spec.has_states or speculation is None or speculation.drafter != DEVICE:
         return StateKeeping()
     return StateKeeping(decode_stride_blocks=ceil(DRAFTED_STRIDE_TOKENS / block_size))

@@ -11,7 +11,9 @@ those are kept that a later prompt is likely to start from:
                        a few states shortly before the branch are kept, too
     end of a prompt    the last block boundary at which an equal prompt can start; if the
                        blocks of a resumed request are pushed to another engine, also that
-                       of the prompt without the output so far
+                       of the prompt without the output so far. Where no prompt starts
+                       with another's blocks (`every_prompt` is off), only for the
+                       further samples of its request
     stride             where a long prompt is cut into chunks anyway, at least
                        `stride_blocks` apart
     checkpoint         in decode, after every `decode_stride_blocks` blocks; it replaces
@@ -123,7 +125,7 @@ def next_save(
     points = [checkpoint] if has_checkpoint else []
     if block < end:
         points += _branch_points(states, pressed=pressed)
-        if _ends_are_kept(seq.request, pressed=pressed and has_checkpoint):
+        if _ends_are_kept(config, seq.request, pressed=pressed and has_checkpoint):
             points.append(end)
         if _is_pushed(seq.request):  # a resumed request has further tokens
             points.append((len(seq.request.prompt) - 1) // size)
@@ -140,11 +142,13 @@ def _branch_points(states: RowStates, *, pressed: bool) -> list[int]:
     return [states.shared - apart * number for number in range(num_states)]
 
 
-def _ends_are_kept(request: Request, *, pressed: bool) -> bool:
+def _ends_are_kept(config: EngineConfig, request: Request, *, pressed: bool) -> bool:
     """Whether the state at the end of a prompt is kept; `pressed`: under pressure, and a
     checkpoint follows.
     """
-    return request.prompt_only is None and (not pressed or request.n > 1)
+    if request.prompt_only is not None:
+        return False
+    return request.n > 1 or (config.states.every_prompt and not pressed)
 
 
 def _is_pushed(request: Request) -> bool:

@@ -24,6 +24,9 @@ class StateKeeping:
     # In decode, the distance in blocks; each state replaces the one before it. 0: none
     # are kept.
     decode_stride_blocks: int = field(default=1, validator=number(0, prefix=_IN_STATES))
+    # Whether the state at the end of every prompt is kept, or only where further samples
+    # of the request start from it.
+    every_prompt: bool = True
     # The share of the pool's pages that kept states take, at most.
     max_share: float = field(default=0.3, validator=number(0, 1, prefix=_IN_STATES))
     # The pages that one step copies to keep states, at most; one state is always allowed,

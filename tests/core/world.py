@@ -316,6 +316,7 @@ def with_states(
     # Not drawn: seeds keep their worlds.
     few = 1 + (rows + pages) % 3 * pages
     keeping = evolve(keeping, max_saved_pages=few) if (rows + more) % 2 else keeping
+    keeping = evolve(keeping, every_prompt=config.num_blocks % 5 > 0)
     return evolve(
         config, groups=groups, num_blocks=config.num_blocks + more, states=keeping
     )

@@ -65,6 +65,15 @@ def test_the_end_of_a_prompt_and_then_each_block_are_kept() -> None:
     assert positions(none) == [40, NEVER]
 
 
+def test_the_end_of_every_prompt_is_kept_unless_only_samples_start_there() -> None:
+    none = StateKeeping(decode_stride_blocks=0, every_prompt=False, max_share=1.0)
+    config = evolve(STATES, states=none)
+    assert positions(config) == [NEVER]
+    assert positions(config, n=2) == [40, NEVER]
+    assert positions(config, n=2, pressed=True) == [40, NEVER]
+    assert positions(config, max_tokens=2) == [NEVER]
+
+
 def test_where_a_prompt_leaves_others_is_kept_and_a_little_before() -> None:
     assert positions(length=402, shared=64)[:4] == [224, 240, 256, 400]
     assert positions(length=402, shared=64, hit=62)[:2] == [256, 400]

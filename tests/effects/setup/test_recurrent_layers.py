@@ -171,6 +171,13 @@ def test_a_draft_model_has_states_kept_less_often(folder: Path) -> None:
         assert keeping == StateKeeping(decode_stride_blocks=stride)
 
 
+def test_without_a_prefix_cache_states_are_kept_for_samples_alone(folder: Path) -> None:
+    setup = prepared(folder, enable_prefix_caching=False)
+    assert setup.config.states == StateKeeping(
+        stride_blocks=0, decode_stride_blocks=0, every_prompt=False
+    )
+
+
 def test_a_pool_without_room_for_a_state_names_bytes_and_options(folder: Path) -> None:
     whole = prepared(folder)
     pages, size = whole.config.state_pages, whole.memory.block_bytes
