@@ -32,9 +32,11 @@ other rows of the tile are not in it; it is stored by its pair; and sums over a 
 experts are in order of k. So within a path and a tune (of shapes alone,
 experts_tunes.py), a token's bits depend on that token, and on how many there are.
 
-Quantized experts. Tiles are decoded as they are multiplied (leaf_tiles.py), for any
-number of tokens: activations stay as they are, which schemes of 8 bits would round. So an
-expert's bytes are read once, as they are stored.
+Quantized experts. Tiles are decoded as they are multiplied (leaf_tiles.py), so that an
+expert's bytes are read once, as they are stored. Activations stay as they are, but for
+FP8 in blocks with many tokens: there they are rounded, as that scheme says, since
+decoding takes longer than the products. Inputs are rounded once, and what the gates
+multiplied by the program that computes it, whose columns are one group.
 
 Weights of inputs (Llama 4) multiply the sums of gates and ups, before the activation:
 those of a weighed row are the row's, weighed.

@@ -7,7 +7,8 @@ of the experts hit at 2.5 TB/s for one token, 2.9 from 8 on and 3.0 from 16 to 6
 
 from typing import Final, NamedTuple
 
-from minfer.kernels.leaves import Experts
+from minfer.kernels.leaves import FP8_BLOCKS, Experts, Linear
+from minfer.kernels.target import capability
 
 
 class GateUpTune(NamedTuple):
@@ -148,6 +149,29 @@ QUANTIZED_GROUPED_TABLE: Final = [
     ),
     *GROUPED_TABLE[2:],
 ]
+# Of FP8 in blocks, measured at the shape of Qwen3-Next-80B-A3B (H200, 2026-12-01,
+# `bench.fp8_blocks_tunes_gpu`): us of a layer, beside the tunes above and the bytes'
+# floor: 18.7 (23.5, 7.4) for a token, 83 (108, 53) for 8, 312 (341, 274) for 64, 429
+# (466, 376) for 256, 1,514 (7,395, 378) for 8,192.
+FP8_BLOCKS_FEW_TOKENS: Final = FewTokensTune(
+    GateUpTune(4, 2048, 2, 1), DownTune(2, 256, 1, 12)
+)
+# Rows are rounded to 8 bits, of which the tensor cores multiply twice as many. A tile of
+# gates and ups has a group of what they give.
+ROUNDED_GROUP: Final = 128
+ROUNDED_GROUPED_TABLE: Final = [
+    GroupedEntry(
+        mean,
+        ManyTokensTune(
+            rows,
+            GroupedTune(ROUNDED_GROUP, 128, 8, 3, group, False),
+            GroupedTune(128, 128, 4, 3, group, False),
+            rounded=True,
+        ),
+    )
+    for mean, rows, group in [(12, 16, 1), (32, 32, 1), (float("inf"), 64, 8)]
+]
+FP8_PRODUCTS: Final = (8, 9)  # the first GPUs whose tensor cores multiply FP8
 
 
 def grouped_from(top_k: int, experts: int) -> int:
@@ -164,10 +188,24 @@ def tune_of(
     down = experts.down
     mean = tokens * top_k / len(down.weight)
     if tokens < grouped_from(top_k, len(down.weight)):
+        if down.scheme == FP8_BLOCKS:
+            return FP8_BLOCKS_FEW_TOKENS
         if not down.scheme.is_plain:
             return QUANTIZED_FEW_TOKENS[down.scheme.bits]
         return next(row.tune for row in FEW_TOKENS_TABLE if down.inputs <= row.inter)
     if is_float32 or down.weight.element_size() > 2:
         return FLOAT32_TUNE
     table = GROUPED_TABLE if down.scheme.is_plain else QUANTIZED_GROUPED_TABLE
+    if _rounds_activations(down):
+        table = ROUNDED_GROUPED_TABLE
     return next(row.tune for row in table if mean <= row.mean)
+
+
+def _rounds_activations(down: Linear) -> bool:
+    """Whether activations are rounded to 8 bits, in groups, where there are many."""
+    return (
+        down.scheme.activations == "groups"
+        and down.scheme.group == ROUNDED_GROUP
+        and down.inputs % ROUNDED_GROUP == down.weight.shape[1] % ROUNDED_GROUP == 0
+        and capability(down.weight.device) >= FP8_PRODUCTS
+    )

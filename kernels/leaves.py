@@ -32,8 +32,9 @@ class Scheme:
     scales: str = ""
     zeros: bool = False  # each group has the number that stands for 0
     # What activations are rounded to before a product: nothing, or the same type, with a
-    # scale for a row of them, or for a group of a row. Kernels of the GPU do not round
-    # those of few tokens, of experts, or in groups, which is more exact.
+    # scale for a row of them, or for a group of a row. Kernels of the GPU round only many
+    # tokens: rows before dense products, groups before those of experts; fewer are more
+    # exact as they are.
     activations: Literal["as they are", "rows", "groups"] = "as they are"
     cpu: str  # the module of this folder on the CPU; empty: there is none
     gpu: str

@@ -5,11 +5,13 @@ import torch
 import torch.nn.functional as F
 from attrs import evolve
 
-from minfer.kernels import plain_experts, quantized
+from minfer.kernels import plain_experts, quantized, target
 from minfer.kernels.experts_tunes import (
     FLOAT32_TUNE,
+    FP8_BLOCKS_FEW_TOKENS,
     QUANTIZED_FEW_TOKENS,
     QUANTIZED_GROUPED_TABLE,
+    ROUNDED_GROUPED_TABLE,
     DownTune,
     ExpertsTune,
     FewTokensTune,
@@ -193,6 +195,8 @@ def test_constants_by_shape(scheme: Scheme) -> None:
     down = stored(Case(1, 8, 1, 64, 64).experts.down, scheme)
     layer = Experts(gate_up=down, down=down)
     few_tokens = QUANTIZED_FEW_TOKENS[scheme.bits]
+    if scheme == FP8_BLOCKS:
+        few_tokens = FP8_BLOCKS_FEW_TOKENS
     assert tune_of(1, 8, layer) == few_tokens
     tunes = [tune_of(tokens, 4, layer) for tokens in range(1, 512, 3)]
     assert [*dict.fromkeys(tunes)] == [
@@ -200,6 +204,23 @@ def test_constants_by_shape(scheme: Scheme) -> None:
         *(row.tune for row in QUANTIZED_GROUPED_TABLE),
     ]
     assert tune_of(64, 4, layer, is_float32=True) == FLOAT32_TUNE
+
+
+def test_many_rows_are_rounded_where_groups_and_the_gpu_allow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def tunes(scheme: Scheme, inter: int) -> list[ExpertsTune]:
+        down = stored(Case(1, 8, 1, 256, inter).experts.down, scheme)
+        layer = Experts(gate_up=down, down=down)
+        return [tune_of(tokens, 4, layer) for tokens in (16, 48, 4096)]
+
+    rounding = [row.tune for row in ROUNDED_GROUPED_TABLE]
+    if not CUDA:
+        assert tunes(FP8_BLOCKS, 256) != rounding
+        monkeypatch.setattr(target, "default_capability", (8, 9))
+    assert tunes(FP8_BLOCKS, 256) == rounding
+    assert not any(row in rounding for row in tunes(FP8_BLOCKS, 192))
+    assert not any(row in rounding for row in tunes(FP8, 256))
 
 
 @pytest.mark.skipif(not CUDA, reason="real shapes are for the GPU")
