@@ -277,6 +277,7 @@ class Model:
             gpu_memory_utilization=0.93 if name == "moe" else 0.88,
             enforce_eager=args.hits,
             quantization=args.quantization,
+            state_dtype=args.state_dtype,
         )
         self.start = time.perf_counter() - began
         self.executor = cast(TorchExecutor, self.llm.worker.driver.executor)
@@ -453,6 +454,7 @@ if __name__ == "__main__":
             "--long": {"nargs": "*", "type": int, "default": [1, 8]},
             "--prefill": {"nargs": "*", "type": int, "default": [8192]},
             "--quantization": {"default": None, "help": "as minfer's option"},
+            "--state-dtype": "auto",
             "--hits": {"action": "store_true", "help": "count experts instead"},
             "--loop": {"action": "store_true", "help": "beside a loop over experts"},
             "--tiny": {"action": "store_true"},

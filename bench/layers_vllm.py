@@ -120,6 +120,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
             max_model_len=LONG + 2000,
             max_num_seqs=256,
             enable_prefix_caching=False,
+            mamba_ssm_cache_dtype=args.state_dtype,
             **memory_settings(args.cache),
         )
     row: dict[str, Any] = {"start_s": time.perf_counter() - began}
@@ -158,6 +159,7 @@ if __name__ == "__main__":
         "--long": {**integers, "default": [1]},
         "--prefill": {**integers, "default": [8192, LONG]},
         "--cache": 0.0,  # GB
+        "--state-dtype": "auto",  # of recurrent layers: the activations'
         "--start": {"type": Path, "help": "wait for this file before measuring"},
     }
     run("layers_vllm", measure, options)
