@@ -80,7 +80,7 @@ def messages_tool(
 Api = Callable[[Any, bool, str], tuple[str, Mapping[str, Any]]]
 TOOLS: Final[tuple[Api, ...]] = (chat_tool, responses_tool, messages_tool)
 FORMATS: Final[tuple[Api, ...]] = (chat_format, responses_format)
-APIS: Final = (*TOOLS, *FORMATS)
+APIS: Final[tuple[Api, ...]] = (*TOOLS, *FORMATS)
 
 
 @pytest.fixture(scope="module")
@@ -150,14 +150,14 @@ def test_any_schema_is_taken_or_refused_by_its_keyword(
 
 def test_what_is_not_enforced_is_named_in_a_header(bundled: Serving) -> None:
     unique = {"type": "object", "properties": {"a": {"uniqueItems": True}}}
-    for api, field in (
+    for sender, field in (
         (chat_tool, "tools.function.parameters"),
         (chat_format, "response_format.json_schema.schema"),
         (responses_tool, "tools.parameters"),
         (responses_format, "text.format.schema"),
         (messages_tool, "tools.input_schema"),
     ):
-        path, body = api(unique, False, "required")
+        path, body = sender(unique, False, "required")
         assert bundled.post(path, **body).headers["x-minfer-ignored"] == field
     # The compiler alone knows that nothing matches.
     never = {"type": "object", "properties": {"a": False}, "required": ["a"]}
