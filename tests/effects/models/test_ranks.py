@@ -3,6 +3,8 @@ checkpoint.
 """
 
 import random
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -110,15 +112,35 @@ def sums(layer: Layer) -> int:
     return count
 
 
-def use_float64(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """float64 in the place of float32, in a checkpoint too, so that the order of sums
-    hardly matters.
-    """
-    file = folder / "model.safetensors"
-    save_file({name: tensor.double() for name, tensor in load_file(file).items()}, file)
+def use_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """float64 in the place of float32, so that the order of sums hardly matters."""
     monkeypatch.setattr(torch, "float32", torch.float64)
     monkeypatch.setitem(cast(dict[str, int], DTYPE_BYTES), "float32", 8)
     monkeypatch.setattr(Tensor, "float", Tensor.double)
+
+
+@pytest.fixture(scope="module")
+def checkpoint_of(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[tuple[str, str]], Path]:
+    """Writes checkpoints in float64. Tests of one follow each other."""
+
+    @lru_cache(maxsize=1)
+    def write(key: tuple[str, str]) -> Path:
+        folder = tmp_path_factory.mktemp("model")
+        save(str(folder), key[0], VARIANTS[key])
+        file = folder / "model.safetensors"
+        tensors = {name: tensor.double() for name, tensor in load_file(file).items()}
+        save_file(tensors, file)
+        return folder
+
+    return write
+
+
+@lru_cache(maxsize=1)
+def on_one_rank(folder: Path) -> Tensor:
+    spec = read_spec(folder)
+    return run(spec, load_weights(folder, spec, "float32"), SINGLE_RANK)
 
 
 @pytest.mark.parametrize("parallel", WAYS)
@@ -126,19 +148,19 @@ def use_float64(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_compute_what_one_computes(
     key: tuple[str, str],
     parallel: Parallel,
-    tmp_path: Path,
+    checkpoint_of: Callable[[tuple[str, str]], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    save(str(tmp_path), key[0], VARIANTS[key])
-    spec = read_spec(tmp_path)
+    folder = checkpoint_of(key)
+    spec = read_spec(folder)
     if not fits(spec, parallel):
         pytest.skip("it cannot be divided so")
-    use_float64(tmp_path, monkeypatch)
-    expected = run(spec, load_weights(tmp_path, spec, "float32"), SINGLE_RANK)
+    use_float64(monkeypatch)
+    expected = on_one_rank(folder)
 
     def on_rank(ranks: ThreadRanks) -> Tensor:
         rank_spec = spec.for_rank(ranks.rank_info)
-        weights = load_weights(tmp_path, spec, "float32", rank_info=ranks.rank_info)
+        weights = load_weights(folder, spec, "float32", rank_info=ranks.rank_info)
         return run(rank_spec, weights, ranks)
 
     results, stages = on_ranks(parallel, on_rank)

@@ -1,7 +1,7 @@
 """The schemas of zod and pydantic in every API: taken, or refused by their keyword."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import pytest
@@ -77,7 +77,10 @@ def messages_tool(
     return "messages", body
 
 
-APIS: Final = (chat_tool, chat_format, responses_tool, responses_format, messages_tool)
+Api = Callable[[Any, bool, str], tuple[str, Mapping[str, Any]]]
+TOOLS: Final[tuple[Api, ...]] = (chat_tool, responses_tool, messages_tool)
+FORMATS: Final[tuple[Api, ...]] = (chat_format, responses_format)
+APIS: Final[tuple[Api, ...]] = (*TOOLS, *FORMATS)
 
 
 @pytest.fixture(scope="module")
@@ -87,22 +90,48 @@ def bundled() -> Iterator[Serving]:
         yield server
 
 
+def sent(name: str, choices: tuple[str, ...]) -> Iterator[tuple[Api, bool, str]]:
+    """To which APIs a schema is sent, whether strict, and with which choice of tools.
+
+    A schema that is refused for tools is sent with all choices. Any other is sent once to
+    each API strict and once not, and in such an order that each two of API, strict and
+    choice come together, and all three with one of two neighbouring schemas.
+    """
+    first = [*SCHEMAS].index(name)
+    _, reason = SCHEMAS[name]
+    for place, api in enumerate(APIS):
+        for strict in (True, False):
+            if reason and api in TOOLS:
+                yield from ((api, strict, choice) for choice in choices)
+            else:
+                yield api, strict, choices[(first + place + strict) % len(choices)]
+
+
 def check(served: Serving, name: str, *choices: str) -> None:
     """Send a schema to every API, strict and not."""
     schema, reason = SCHEMAS[name]
-    for api in APIS:
-        for strict in (True, False):
-            for choice in choices:
-                path, body = api(schema, strict, choice)
-                answer = served.post(path, **body)
-                # No value matches the schema of `never`, which is no question of effort.
-                form = api in (chat_format, responses_format)
-                refused = strict or (form and name.endswith(" never"))
-                if reason and refused:
-                    assert answer.status_code == 400, (api, strict, choice)
-                    assert reason in answer.json()["error"]["message"]
-                else:
-                    assert answer.status_code == 200, (api, strict, choice, answer.text)
+    for api, strict, choice in sent(name, choices):
+        path, body = api(schema, strict, choice)
+        answer = served.post(path, **body)
+        # No value matches the schema of `never`, which is no question of effort.
+        refused = strict or (api in FORMATS and name.endswith(" never"))
+        if reason and refused:
+            assert answer.status_code == 400, (api, strict, choice)
+            assert reason in answer.json()["error"]["message"]
+        else:
+            assert answer.status_code == 200, (api, strict, choice, answer.text)
+
+
+def test_each_two_of_api_strict_and_choice_are_sent() -> None:
+    choices = ("required", "auto")
+    names = [name for name in NEWEST if not SCHEMAS[name][1]]
+    for name in names:
+        tools = [request for request in sent(name, choices) if request[0] in TOOLS]
+        for fields in ((0, 1), (0, 2), (1, 2)):
+            pairs = {tuple(request[field] for field in fields) for request in tools}
+            assert len(pairs) == (4 if fields == (1, 2) else 6)
+    pair = {request for name in names[:2] for request in sent(name, choices)}
+    assert len(pair) == len(TOOLS) * 2 * 2 + len(FORMATS) * 2 * 2
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -121,14 +150,14 @@ def test_any_schema_is_taken_or_refused_by_its_keyword(
 
 def test_what_is_not_enforced_is_named_in_a_header(bundled: Serving) -> None:
     unique = {"type": "object", "properties": {"a": {"uniqueItems": True}}}
-    for api, field in (
+    for sender, field in (
         (chat_tool, "tools.function.parameters"),
         (chat_format, "response_format.json_schema.schema"),
         (responses_tool, "tools.parameters"),
         (responses_format, "text.format.schema"),
         (messages_tool, "tools.input_schema"),
     ):
-        path, body = api(unique, False, "required")
+        path, body = sender(unique, False, "required")
         assert bundled.post(path, **body).headers["x-minfer-ignored"] == field
     # The compiler alone knows that nothing matches.
     never = {"type": "object", "properties": {"a": False}, "required": ["a"]}

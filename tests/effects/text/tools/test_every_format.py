@@ -175,6 +175,6 @@ def test_no_mutation_loses_text_or_invents_a_call(form: str) -> None:
     hand = HAND_WRITTEN[form]
     rng = random.Random(form)
     for text in (hand.answer("n0n", "v0v"), f"w0w {hand.answer('n0n', 'v0v', times=2)}"):
-        for mutation in mutations(form, text, rng):
+        for mutation in dict.fromkeys(mutations(form, text, rng)):  # each once
             for name, _ in read(form, mutation).calls:
                 assert re.search(r"\w", name), mutation
