@@ -6,10 +6,11 @@ chunks, of several inputs of a row. Everything is read through block tables.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import define, frozen
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from minfer.kernels.flash import FlashWork
 from minfer.kernels.state_work import DraftSpacing, StateChunks, StateWork
 
 Ints = NDArray[np.int64]
+BEHIND_LAST: Final = -1  # instead of a layer: behind all of them
 
 
 @frozen(eq=False)
@@ -69,6 +71,28 @@ class ChunkedLogits:
             yield slice(begin, begin + self.chunk_size)
 
 
+@define(eq=False)
+class LayerStates:
+    """The residual stream of all tokens before the layers `layers`, or `BEHIND_LAST` of
+    them: what a draft head reads. The model fills it.
+    """
+
+    layers: tuple[int, ...]
+    # [tokens, layers * hidden]: side by side; None before the forward
+    states: Tensor | None = None
+
+    def note(self, index: int, hidden: Tensor) -> None:
+        """Copy the stream [tokens, hidden] before layer `index`, if it is read."""
+        if index not in self.layers:
+            return
+        if self.states is None:
+            self.states = hidden.new_zeros(
+                len(hidden), len(self.layers) * hidden.shape[1]
+            )
+        begin = self.layers.index(index) * hidden.shape[1]
+        self.states[:, begin : begin + hidden.shape[1]].copy_(hidden)
+
+
 @frozen(eq=False)
 class VerifiedRows:
     """The first rows of a step, which have drafts: the first tokens are the rows' last
@@ -112,6 +136,7 @@ class Batch:
     # The rows whose states recurrent layers update; None: there are no such layers
     states: StateWork | None = None
     pending: PendingStates | None = None  # of rows with drafts, if there are any
+    layer_states: LayerStates | None = None  # that a draft head reads
 
     def splits_of(self, group: int) -> int:
         """Returns the splits of contexts in the layers of a group."""

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from minfer.effects.models.architecture.gqa import GQA
 from minfer.effects.models.architecture.gqa_weights import GQAWeights
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import (
@@ -14,6 +15,24 @@ from minfer.effects.models.architecture.products import (
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def store_gqa(
+    sizes: GQA, weights: GQAWeights, hidden: "Tensor", index: int, step: ModelStep
+) -> None:
+    """Write keys and values of layer `index` for the residual stream `hidden` [tokens,
+    hidden], as `attend_gqa` does.
+    """
+    leaf, first_key = weights.qkv, sizes.q_size
+    can_leave_out = leaf.scheme.is_plain and leaf.packed is None
+    if can_leave_out and weights.whole_norms is None and weights.first_gates is None:
+        leaf, first_key = leaf.select(slice(first_key, None)), 0
+    qkv = norm_linear(hidden, weights.norm, leaf, step.products)
+    if weights.first_gates is not None:
+        qkv = qkv[:, weights.out.inputs :]
+    if weights.whole_norms is not None:
+        norm_heads(qkv, weights.whole_norms, step.products, step.communicator)
+    step.cache.store(step.batch, index, qkv[:, first_key:], weights.heads)
 
 
 def attend_gqa(

@@ -375,6 +375,15 @@ def _turn_last(sizes: MLA, width: int) -> "Callable[[Tensor], Tensor] | None":
     return arrange
 
 
+def store_mla(weights: MLAWeights, hidden: "Tensor", index: int, step: ModelStep) -> None:
+    """Write latents of layer `index` for the residual stream `hidden` [tokens, hidden],
+    as `attend_mla` does.
+    """
+    products = norm_linear(hidden, weights.norm, weights.inputs, step.products)
+    latent = products[:, weights.inputs.parts[0] :]
+    step.cache.store_latent(step.batch, index, latent, weights.latents)
+
+
 def attend_mla(
     weights: MLAWeights,
     hidden: "Tensor",

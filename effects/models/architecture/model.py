@@ -14,7 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minfer.effects.models.architecture.altup import enter_streams, leave_streams
-from minfer.effects.models.architecture.batch import Batch, ChunkedLogits, TappedTokens
+from minfer.effects.models.architecture.batch import (
+    BEHIND_LAST,
+    Batch,
+    ChunkedLogits,
+    TappedTokens,
+)
 from minfer.effects.models.architecture.cache import PagedCache
 from minfer.effects.models.architecture.layer_inputs import make_layer_inputs
 from minfer.effects.models.architecture.layer_step import KeptTokens, run_layer
@@ -62,14 +67,20 @@ def forward(
         step = ModelStep(batch, cache, communicator, products, layer_inputs)
         if weights.projections is not None:
             hidden = enter_streams(weights.projections, hidden, products)
-        # The last layer continues with fewer tokens.
-        kept = None
+        kept, states = None, batch.layer_states
         if picked is not None and spec.rank_info.is_last_stage:
             kept = KeptTokens(picked, step.select(picked))
+        # The last layer continues with fewer tokens, unless a draft head reads all.
+        narrows = states is None or BEHIND_LAST not in states.layers
         layers = zip(spec.layers, weights.layers, strict=True)
         for index, (layer, layer_weights) in enumerate(layers):
-            kept_here = kept if index == last else None
+            if states is not None:
+                states.note(index, hidden)
+            kept_here = kept if index == last and narrows else None
             hidden = run_layer(layer, layer_weights, hidden, index, step, kept_here)
+        if states is not None and not narrows:
+            states.note(BEHIND_LAST, hidden)
+            hidden = hidden if kept is None else hidden.index_select(0, kept.tokens)
         if weights.projections is not None:
             hidden = leave_streams(weights.projections, hidden)
         step = step if kept is None else kept.step
