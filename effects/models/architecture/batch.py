@@ -6,7 +6,6 @@ chunks, of several inputs of a row. Everything is read through block tables.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from attrs import define, frozen
 from numpy.typing import NDArray
 from torch import Tensor
 
+from minfer.effects.models.architecture.draft_head import BEHIND_LAST as BEHIND_LAST
 from minfer.effects.models.architecture.pending_states import PendingStates
 from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.expanded_work import ExpandedWork
@@ -21,7 +21,6 @@ from minfer.kernels.flash import FlashWork
 from minfer.kernels.state_work import DraftSpacing, StateChunks, StateWork
 
 Ints = NDArray[np.int64]
-BEHIND_LAST: Final = -1  # instead of a layer: behind all of them
 
 
 @frozen(eq=False)
