@@ -21,7 +21,7 @@ No torch here: memory plans need these sizes. `draft_heads/` reads heads from ch
 and computes with them.
 """
 
-from typing import Final, Literal
+from typing import Literal
 
 from attrs import evolve, frozen
 
@@ -30,8 +30,6 @@ from minfer.effects.models.architecture.linear import LinearSizes, NormRule
 from minfer.effects.models.architecture.quantization import Quantization
 from minfer.effects.models.ranks import RankInfo
 from minfer.kernels.leaves import PLAIN, Scheme, Shard
-
-BEHIND_LAST: Final = -1  # instead of a layer: behind all of them
 
 
 @frozen(kw_only=True)

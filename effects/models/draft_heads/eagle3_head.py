@@ -10,12 +10,9 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from minfer.effects.models.architecture.draft_head import (
-    BEHIND_LAST,
-    HeadNames,
-    HeadSpec,
-)
+from minfer.effects.models.architecture.draft_head import HeadNames, HeadSpec
 from minfer.effects.models.architecture.gqa import GQA
+from minfer.effects.models.architecture.layer_states import BEHIND_LAST
 from minfer.effects.models.architecture.layers import Layer
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.spec_reader import parse_spec, read_architectures

@@ -56,9 +56,8 @@ def project_states(
     if weights.state_norms:
         parts = states.chunk(len(weights.state_norms), 1)
         pairs = zip(parts, weights.state_norms, strict=True)
-        states = torch.cat(
-            [normalise(part.contiguous(), norm) for part, norm in pairs], 1
-        )
+        normed = [normalise(part.contiguous(), norm) for part, norm in pairs]
+        states = torch.cat(normed, 1)
     return linear(states, weights.projection, step.products)
 
 

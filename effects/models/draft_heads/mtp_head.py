@@ -10,11 +10,8 @@ from typing import Any, Final
 from attrs import evolve
 
 from minfer.effects.models.architecture.dense import Dense
-from minfer.effects.models.architecture.draft_head import (
-    BEHIND_LAST,
-    HeadNames,
-    HeadSpec,
-)
+from minfer.effects.models.architecture.draft_head import HeadNames, HeadSpec
+from minfer.effects.models.architecture.layer_states import BEHIND_LAST
 from minfer.effects.models.architecture.layers import FeedForward, Layer
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.config_reader import ConfigReader, UnsupportedModelError
