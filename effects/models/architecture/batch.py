@@ -6,14 +6,15 @@ chunks, of several inputs of a row. Everything is read through block tables.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
 
 import numpy as np
 import torch
-from attrs import define, frozen
+from attrs import frozen
 from numpy.typing import NDArray
 from torch import Tensor
 
+from minfer.effects.models.architecture.layer_states import BEHIND_LAST as BEHIND_LAST
+from minfer.effects.models.architecture.layer_states import LayerStates as LayerStates
 from minfer.effects.models.architecture.pending_states import PendingStates
 from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.expanded_work import ExpandedWork
@@ -21,7 +22,6 @@ from minfer.kernels.flash import FlashWork
 from minfer.kernels.state_work import DraftSpacing, StateChunks, StateWork
 
 Ints = NDArray[np.int64]
-BEHIND_LAST: Final = -1  # instead of a layer: behind all of them
 
 
 @frozen(eq=False)
@@ -69,28 +69,6 @@ class ChunkedLogits:
         """Yields the slices of tokens that are computed together."""
         for begin in range(0, len(self.tokens), self.chunk_size):
             yield slice(begin, begin + self.chunk_size)
-
-
-@define(eq=False)
-class LayerStates:
-    """The residual stream of all tokens before the layers `layers`, or `BEHIND_LAST` of
-    them: what a draft head reads. The model fills it.
-    """
-
-    layers: tuple[int, ...]
-    # [tokens, layers * hidden]: side by side; None before the forward
-    states: Tensor | None = None
-
-    def note(self, index: int, hidden: Tensor) -> None:
-        """Copy the stream [tokens, hidden] before layer `index`, if it is read."""
-        if index not in self.layers:
-            return
-        if self.states is None:
-            self.states = hidden.new_zeros(
-                len(hidden), len(self.layers) * hidden.shape[1]
-            )
-        begin = self.layers.index(index) * hidden.shape[1]
-        self.states[:, begin : begin + hidden.shape[1]].copy_(hidden)
 
 
 @frozen(eq=False)

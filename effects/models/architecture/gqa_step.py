@@ -18,16 +18,22 @@ if TYPE_CHECKING:
 
 
 def store_gqa(
-    sizes: GQA, weights: GQAWeights, hidden: "Tensor", index: int, step: ModelStep
+    sizes: GQA,
+    weights: GQAWeights,
+    hidden: "Tensor",
+    index: int,
+    step: ModelStep,
+    x: "Tensor | None" = None,
 ) -> None:
     """Write keys and values of layer `index` for the residual stream `hidden` [tokens,
-    hidden], as `attend_gqa` does.
+    hidden], or for normalised rows `x`, as `attend_gqa` does.
     """
     leaf, first_key = weights.qkv, sizes.q_size
     can_leave_out = leaf.scheme.is_plain and leaf.packed is None
     if can_leave_out and weights.whole_norms is None and weights.first_gates is None:
         leaf, first_key = leaf.select(slice(first_key, None)), 0
-    qkv = norm_linear(hidden, weights.norm, leaf, step.products)
+    source, norm = (hidden, weights.norm) if x is None else (x, None)
+    qkv = norm_linear(source, norm, leaf, step.products)
     if weights.first_gates is not None:
         qkv = qkv[:, weights.out.inputs :]
     if weights.whole_norms is not None:

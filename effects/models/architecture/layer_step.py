@@ -156,16 +156,21 @@ def mix_tokens(
 
 
 def store_keys(
-    layer: Layer, weights: LayerWeights, hidden: "Tensor", index: int, step: ModelStep
+    layer: Layer,
+    weights: LayerWeights,
+    hidden: "Tensor",
+    index: int,
+    step: ModelStep,
+    x: "Tensor | None" = None,
 ) -> None:
     """Write what the attention of layer `index` keeps of the residual stream `hidden`
-    [tokens, hidden], and compute nothing else of the layer.
+    [tokens, hidden], or of normalised rows `x`, and compute nothing else of the layer.
     """
     match layer.attention, weights.attention:
         case GQA() as gqa, GQAWeights() as gqa_weights:
-            store_gqa(gqa, gqa_weights, hidden, index, step)
+            store_gqa(gqa, gqa_weights, hidden, index, step, x)
         case _, MLAWeights() as mla_weights:
-            store_mla(mla_weights, hidden, index, step)
+            store_mla(mla_weights, hidden, index, step, x)
 
 
 def feed(

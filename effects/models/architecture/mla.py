@@ -375,11 +375,18 @@ def _turn_last(sizes: MLA, width: int) -> "Callable[[Tensor], Tensor] | None":
     return arrange
 
 
-def store_mla(weights: MLAWeights, hidden: "Tensor", index: int, step: ModelStep) -> None:
+def store_mla(
+    weights: MLAWeights,
+    hidden: "Tensor",
+    index: int,
+    step: ModelStep,
+    x: "Tensor | None" = None,
+) -> None:
     """Write latents of layer `index` for the residual stream `hidden` [tokens, hidden],
-    as `attend_mla` does.
+    or for normalised rows `x`, as `attend_mla` does.
     """
-    products = norm_linear(hidden, weights.norm, weights.inputs, step.products)
+    source, norm = (hidden, weights.norm) if x is None else (x, None)
+    products = norm_linear(source, norm, weights.inputs, step.products)
     latent = products[:, weights.inputs.parts[0] :]
     step.cache.store_latent(step.batch, index, latent, weights.latents)
 

@@ -121,6 +121,15 @@ def _enter_stage(
     """
     if not spec.rank_info.is_first_stage:
         return stage_io.receive(len(tokens))
+    return embed_tokens(spec, weights, tokens, communicator)
+
+
+def embed_tokens(
+    spec: ModelSpec, weights: Weights, tokens: Tensor, communicator: Communicator
+) -> Tensor:
+    """Returns the scaled embeddings [tokens, hidden] of tokens: of a rank that has some
+    rows of the embedding, the sum over the ranks.
+    """
     if spec.rank_info.has_whole_matrices:
         return _scaled(spec, F.embedding(tokens, weights.embed))
     # Of tokens whose embeddings other ranks have, the part of the sum is zero.
