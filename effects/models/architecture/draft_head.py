@@ -45,6 +45,9 @@ class HeadNames:
     embed: str = ""
     lm_head: str = ""
     target_ids: str = ""
+    # How names begin of tensors beside these that are not read, as they are copies of the
+    # target's, or serve training.
+    unread: tuple[str, ...] = ()
 
 
 @frozen(kw_only=True)
@@ -70,8 +73,7 @@ class HeadSpec:
     chains_normed: bool = False
     # Whether the residual stream begins with the normalised hidden state (EAGLE-3).
     normed_residual: bool = False
-    quantization: Quantization | None = None  # of the layer's matrices
-    quantized_projection: bool = False  # whether that holds for the projection, too
+    quantization: Quantization | None = None  # of its matrices
 
     def for_rank(self, rank_info: RankInfo) -> "HeadSpec":
         """Returns the sizes of one rank's part: of the layer; projection, embedding and
@@ -108,8 +110,6 @@ class HeadSpec:
     def scheme_of(self, sizes: LinearSizes) -> Scheme:
         """Returns how one of `matrices` is stored in memory."""
         if self.quantization is None or sizes.plain:
-            return PLAIN
-        if sizes.names == self.projection.names and not self.quantized_projection:
             return PLAIN
         return self.quantization.scheme_of(sizes.names[0])
 

@@ -172,7 +172,7 @@ def load_weights(
             own_parts = rank_parts(
                 rank_spec, checkpoint_parts(rank_spec, weights, form), model_parts
             )
-            _stream([*own_parts], places)
+            stream_parts([*own_parts], places)
             layers = (finish_layer(layer, dtype) for layer in weights.layers)
             weights = evolve(weights, layers=tuple(layers))
         if spec.tie_word_embeddings and LM_HEAD in places and rank_spec.embed_rows:
@@ -265,7 +265,7 @@ def _fill_weights(
     return evolve(others, layers=tuple(layers))
 
 
-def _stream(own_parts: list[RankPart], places: Mapping[str, TensorPlace]) -> None:
+def stream_parts(own_parts: list[RankPart], places: Mapping[str, TensorPlace]) -> None:
     """Fill every tensor, on a GPU."""
     from minfer.effects.models.checkpoint.stream_weights import TensorJob, stream_weights
 
@@ -334,7 +334,7 @@ def _checked_places(
     for name, place in used_places.items():
         weight_part = expected[name]
         described = _described_with_keys(spec, form, weight_part, place.path)
-        _check_header(weight_part, place, described)
+        check_header(weight_part, place, described)
     return used_places
 
 
@@ -434,7 +434,7 @@ def is_harmless(name: str, place: TensorPlace) -> bool:
     return name.endswith(BIAS_SUFFIX) and not place.tensor().any()
 
 
-def _check_header(weight_part: WeightPart, place: TensorPlace, described: str) -> None:
+def check_header(weight_part: WeightPart, place: TensorPlace, described: str) -> None:
     """Compare a tensor's shape and type with the expected ones, which follow from what is
     `described`.
     """

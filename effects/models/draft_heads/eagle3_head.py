@@ -44,6 +44,7 @@ _NAMES: Final = HeadNames(
     hidden_norm="layers.0.hidden_norm",
     layer="layers.0.",
     norm="norm",
+    unread=("t2d", "verifier_norm.", "verifier_lm_head."),
 )
 
 
@@ -81,7 +82,6 @@ def read_eagle3_head(
         chains_normed=reader.flag("norm_output"),
         normed_residual=reader.flag("norm_before_residual"),
         quantization=layer_spec.quantization,
-        quantized_projection=layer_spec.quantization is not None,
     )
 
 

@@ -63,7 +63,7 @@ def empty_head(
         if names.target_ids:
             target_ids = torch.empty(outputs, dtype=torch.int64, device=device)
     return HeadWeights(
-        projection=(make if head.quantized_projection else plain).linear(head.projection),
+        projection=make.linear(head.projection),
         embedding_norm=plain.norm(head.hidden_size, head.norms),
         hidden_norm=plain.norm(head.hidden_size, head.norms),
         layer=empty_layer(head.layer, evolve(make, prefix=names.layer)),
@@ -82,8 +82,7 @@ def head_parts(
 ) -> Iterator[WeightPart]:
     """Yields the tensors of a head's checkpoint, with their targets."""
     names = head.names
-    projection_form = form if head.quantized_projection else PLAIN_FORM
-    yield from weight_parts(head.projection, weights.projection, projection_form)
+    yield from weight_parts(head.projection, weights.projection, form)
     norms = [
         (names.embedding_norm, weights.embedding_norm),
         (names.hidden_norm, weights.hidden_norm),
@@ -113,7 +112,7 @@ def _to_target_ids(stored: "torch.Tensor") -> "torch.Tensor":
     """Returns the target's ids: a checkpoint stores them less the head's own."""
     import torch
 
-    return stored + torch.arange(len(stored))
+    return stored + torch.arange(len(stored), device=stored.device)
 
 
 def expected_head_parts(

@@ -55,6 +55,7 @@ def read_mtp_head(
             hidden_norm=name(keys.hidden_norm),
             layer=name(keys.layer),
             norm=name(keys.norm),
+            unread=tuple(map(name, keys.copies)),
         ),
         hidden_layers=(BEHIND_LAST,),
         after_norm=True,
@@ -62,7 +63,6 @@ def read_mtp_head(
         vocab_size=target.vocab_size,
         chains_normed=keys.chains_normed,
         quantization=target.quantization,
-        quantized_projection=keys.quantized_projection,
     )
 
 

@@ -27,7 +27,6 @@ class MtpKeys:
     dense: bool = False
     # The next draft gets the layer's result behind the last norm, not before it.
     chains_normed: bool = False
-    quantized_projection: bool = False  # as the checkpoint says; else it never is
     copies: tuple[str, ...] = ()  # of the model's own tensors, which are not read
 
 
@@ -40,7 +39,6 @@ QWEN_MTP: Final = MtpKeys(  # Qwen3-Next and Qwen3.5
     layer="mtp.layers.0.",
     norm="mtp.norm",
     chains_normed=True,
-    quantized_projection=True,
 )
 GLM_MTP: Final = MtpKeys(
     counts=("num_nextn_predict_layers",),
