@@ -40,7 +40,8 @@ MTP: Final = "mtp"
 EAGLE3: Final = "eagle3"
 LOOKUPS: Final = (NGRAM, SUFFIX)
 HEADS: Final = (MTP, EAGLE3)
-METHODS: Final = (*LOOKUPS, DRAFT_MODEL, *HEADS)
+WITHOUT_HEADS: Final = (*LOOKUPS, DRAFT_MODEL)
+METHODS: Final = (*WITHOUT_HEADS, *HEADS)
 WITH_MODEL: Final = (DRAFT_MODEL, EAGLE3)  # methods that have a checkpoint of their own
 # vLLM's names of acceptance rules: a draft must equal the token that the target samples,
 # or a coin decides.

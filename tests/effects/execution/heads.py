@@ -1,9 +1,11 @@
 """Draft heads with random weights, for the tests beside this."""
 
-from typing import Any
+from copy import deepcopy
+from typing import Any, Protocol
 
 import pytest
 import torch
+import torch.nn.functional as F
 from attrs import define, evolve
 from torch import Tensor
 from transformers import LlamaConfig
@@ -19,6 +21,7 @@ from minfer.effects.execution.running.sampler import Sampler
 from minfer.effects.models.architecture.draft_head import HeadNames, HeadSpec
 from minfer.effects.models.architecture.layer_states import BEHIND_LAST
 from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.architecture.weights import empty_weights, named_parts
 from minfer.effects.models.draft_heads.eagle3_head import read_eagle3_head
 from minfer.effects.models.draft_heads.head_weights import (
     HeadWeights,
@@ -128,15 +131,28 @@ def note_drafts(monkeypatch: pytest.MonkeyPatch) -> list[Noted]:
     return noted
 
 
+class Reference(Protocol):
+    """A head in plain torch, which computes all from the whole sequence."""
+
+    def states(self, tokens: list[int]) -> Tensor:
+        """What it reads of the target [1, tokens, hidden]."""
+
+    def layer(self, states: Tensor, embeds: Tensor) -> Tensor:
+        """Its own states [1, tokens, hidden]: `states` are before each token."""
+
+    def best(self, states: Tensor) -> int:
+        """The likeliest token after the last of its own states."""
+
+
 @define
-class Reference:
-    """An EAGLE-3 head in plain torch, which computes all from the whole sequence."""
+class Eagle3Reference:
+    """An EAGLE-3 head: that of bench/train_head.py, with the weights of ours."""
 
     model: Model
     head: Eagle3
 
     @classmethod
-    def of(cls, model: Model, spec: HeadSpec, weights: HeadWeights) -> "Reference":
+    def of(cls, model: Model, spec: HeadSpec, weights: HeadWeights) -> "Eagle3Reference":
         """With the weights of ours."""
         config: Any = LlamaConfig(
             hidden_size=spec.hidden_size,
@@ -152,26 +168,105 @@ class Reference:
             parameter.data.copy_(names[name.replace("midlayer.", "layers.0.")])
         return cls(model, head)
 
-    @torch.no_grad()
-    def drafts(self, tokens: list[int], count: int) -> list[int]:
-        """What follows the tokens, greedily."""
-        head, theirs = self.head, self.model.theirs
-        out = theirs(torch.tensor([tokens]), output_hidden_states=True, use_cache=False)
-        # Theirs normalises the last one.
-        read = [*out.hidden_states[:2], self._behind_last(tokens)]
-        states = delayed(head.fc(torch.cat(read, -1)))
-        drafts = list[int]()
-        for _ in range(count):
-            embeds = theirs.get_input_embeddings()(torch.tensor([[*tokens, *drafts]]))
-            own = head.layer(states, embeds, [])
-            drafts.append(int(head.ids[head.logits(own)[0, -1].argmax()]))
-            states = torch.cat((states, own[:, -1:]), 1)
-        return drafts
-
-    def _behind_last(self, tokens: list[int]) -> Tensor:
+    def states(self, tokens: list[int]) -> Tensor:
+        """The projection of three streams, the last of which theirs normalises."""
+        theirs, ids = self.model.theirs, torch.tensor([tokens])
         streams = list[Tensor]()
-        layer = self.model.theirs.model.layers[-1]
+        layer = theirs.model.layers[-1]
         hook = layer.register_forward_hook(lambda *args: streams.append(args[2]))
-        self.model.theirs(torch.tensor([tokens]), use_cache=False)
+        out = theirs(ids, output_hidden_states=True, use_cache=False)
         hook.remove()
-        return streams[0]
+        projected: Tensor = self.head.fc(
+            torch.cat([*out.hidden_states[:2], *streams], -1)
+        )
+        return projected
+
+    def layer(self, states: Tensor, embeds: Tensor) -> Tensor:
+        """The layer, at once for all tokens."""
+        return self.head.layer(states, embeds, [])
+
+    def best(self, states: Tensor) -> int:
+        """Of its own vocabulary."""
+        return int(self.head.ids[self.head.logits(states)[0, -1].argmax()])
+
+
+@define
+class MtpReference:
+    """An MTP head whose layer is a layer of transformers."""
+
+    model: Model
+    theirs: Any  # the layer
+    tensors: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, model: Model, spec: HeadSpec, weights: HeadWeights) -> "MtpReference":
+        """With the weights of ours."""
+        tensors = {part.name: part.target for part in head_parts(spec, weights)}
+        layer: Any = deepcopy(model.theirs.model.layers[-1])
+        own = {name: tensors[f"layer.{name}"] for name in layer.state_dict()}
+        layer.load_state_dict(own)
+        return cls(model, layer, tensors)
+
+    def states(self, tokens: list[int]) -> Tensor:
+        """The last stream, normalised."""
+        base = self.model.theirs.model
+        out: Tensor = base(torch.tensor([tokens]), use_cache=False).last_hidden_state
+        return out
+
+    def layer(self, states: Tensor, embeds: Tensor) -> Tensor:
+        """The layer behind the projection, and the norm behind it."""
+        pair = self._norm(embeds, "enorm"), self._norm(states, "hnorm")
+        x = F.linear(torch.cat(pair, -1), self.tensors["fc.weight"])
+        count = x.shape[1]
+        turns = self.model.theirs.model.rotary_emb(x, torch.arange(count)[None])
+        mask = torch.full((1, 1, count, count), -torch.inf).triu(1)
+        out = self.theirs(x, attention_mask=mask, position_embeddings=turns)
+        return self._norm(out, "norm")
+
+    def best(self, states: Tensor) -> int:
+        """Of the target's vocabulary."""
+        return int(self.model.theirs.lm_head(states)[0, -1].argmax())
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], self.tensors[f"{name}.weight"], 1e-6)
+
+
+@torch.no_grad()
+def reference_drafts(
+    reference: Reference, model: Model, tokens: list[int], count: int
+) -> list[int]:
+    """What a head drafts behind tokens, greedily."""
+    states, drafts = delayed(reference.states(tokens)), list[int]()
+    for _ in range(count):
+        ids = torch.tensor([[*tokens, *drafts]])
+        own = reference.layer(states, model.theirs.get_input_embeddings()(ids))
+        drafts.append(reference.best(own))
+        states = torch.cat((states, own[:, -1:]), 1)
+    return drafts
+
+
+def repeating(model: Model) -> Model:
+    """The model with layers that say little: the next token hangs on the last."""
+    theirs, weights = deepcopy(model.theirs), empty_weights(model.spec, "float32")
+    for name, tensor in theirs.state_dict().items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor.mul_(0.15)
+        if name.endswith("embed_tokens.weight"):
+            tensor.mul_(10)
+    for name, target in named_parts(model.spec, weights):
+        target.copy_(theirs.state_dict()[name])
+    return evolve(model, theirs=theirs, weights=weights)
+
+
+def echoing(spec: HeadSpec) -> HeadWeights:
+    """A random MTP head that drafts mostly what `repeating` models say."""
+    weights = drawn_head(spec)
+    hidden, factor = spec.hidden_size, weights.embedding_norm.weight
+    weights.projection.weight.mul_(0.05)
+    weights.projection.weight[:, :hidden] += torch.eye(hidden) / factor
+    for part in head_parts(spec, weights):
+        if part.name.endswith(("o_proj.weight", "down_proj.weight")):
+            part.target.mul_(0.05)
+    assert weights.norm is not None
+    weights.norm.weight.fill_(1)
+    return weights
