@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pytest
 
+from bench.train_head import train
 from minfer import LLM, SamplingParams
 from minfer.records.messages import Loading, Preempted
 from tests.circles import long
