@@ -29,6 +29,7 @@ PARAMS: Final = [
     SamplingParams(temperature=1, max_tokens=10, ignore_eos=True, logprobs=1, seed=1),
     SamplingParams(temperature=0.8, top_p=0.9, n=2, max_tokens=9, seed=2),
     SamplingParams(temperature=0, repetition_penalty=1.3, max_tokens=12),
+    SamplingParams(temperature=0, prompt_logprobs=1, max_tokens=8, ignore_eos=True),
 ]
 CASE: Final = "hits and chunks"
 CASES: Final[dict[str, dict[str, Any]]] = {
