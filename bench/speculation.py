@@ -37,7 +37,12 @@ from bench.speculation_rules import by_rejection
 from minfer import LLM, RequestOutput, SamplingParams
 from minfer.analysis.drafts import SampleDrafts, sample_drafts, tally_of, valid_steps
 from minfer.effects.setup.folders import bundled_folder
-from minfer.effects.setup.speculation_settings import DRAFT_MODEL, METHODS, SAME, STANDARD
+from minfer.effects.setup.speculation_settings import (
+    DRAFT_MODEL,
+    SAME,
+    STANDARD,
+    WITHOUT_HEADS,
+)
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records import acceptance
 from minfer.records.state import EngineState, Turn
@@ -180,7 +185,7 @@ def config_of(method: str, drafts: int, rule: str = SAME) -> dict[str, Any]:
 def by_coins(prompts: Ids, pair: Pair, args: argparse.Namespace) -> dict[str, Any]:
     """All proposers at temperature 1, by rejection sampling."""
     results: dict[str, Any] = {}
-    for method in METHODS:
+    for method in WITHOUT_HEADS:
         config = config_of(method, args.drafts, STANDARD)
         speculated = ran(prompts, 1.0, args.tokens, config)
         results[method] = speculated.seen.figures()
@@ -196,7 +201,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for temperature in TEMPERATURES:
         plain = ran(prompts, temperature, args.tokens, None)
-        for method in METHODS:
+        for method in WITHOUT_HEADS:
             speculated = ran(
                 prompts, temperature, args.tokens, config_of(method, args.drafts)
             )

@@ -2,10 +2,10 @@
 
     python -m bench.train_head FOLDER --steps 300
 
-The head reads the streams before layers 2, L // 2 and L - 3 (Li et al. 2025). It learns the
-target's own distribution at the first place, and at further ones, which get the head's own
-state instead of the target's, as when it drafts (training-time test). Held-out files
-(bench/held_out.py) are not read. The folder gets a checkpoint with published names.
+The head reads the streams before layers 2, L // 2 and L - 3 (Li et al. 2025). It learns
+the target's own distribution at the first place, and at further ones, which get the
+head's own state instead of the target's, as when it drafts (training-time test). Held-out
+files are not read. The folder gets a checkpoint with published names.
 """
 
 import argparse

@@ -7,10 +7,10 @@
 
 `method` is what makes the drafts: "ngram" looks up what followed the same tokens in the
 request itself, "suffix" also in other requests' outputs; "draft_model" is a smaller model
-with the same tokenizer; "mtp" and "eagle3" are heads that read the target's hidden states,
-of the target's own checkpoint and of one made for it. Drafts never change the outputs,
-unless `rejection_sample_method` is "standard": then they do not change their
-distribution.
+with the same tokenizer; "mtp" and "eagle3" are heads that read the target's hidden
+states, one in the target's own checkpoint, one in a checkpoint made for it. Drafts never
+change the outputs, unless `rejection_sample_method` is "standard": then they do not
+change their distribution.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,8 @@ MTP: Final = "mtp"
 EAGLE3: Final = "eagle3"
 LOOKUPS: Final = (NGRAM, SUFFIX)
 HEADS: Final = (MTP, EAGLE3)
-METHODS: Final = (*LOOKUPS, DRAFT_MODEL, *HEADS)
+WITHOUT_HEADS: Final = (*LOOKUPS, DRAFT_MODEL)
+METHODS: Final = (*WITHOUT_HEADS, *HEADS)
 WITH_MODEL: Final = (DRAFT_MODEL, EAGLE3)  # methods that have a checkpoint of their own
 # vLLM's names of acceptance rules: a draft must equal the token that the target samples,
 # or a coin decides.
@@ -158,8 +159,7 @@ class SpeculativeConfig:
             drafter=HOST if by_host else DEVICE,
             drafts=self.num_speculative_tokens,
             rule=ACCEPTED_BY[self.rejection_sample_method],
-            rows=self.disable_by_batch_size
-            or MAX_DRAFT_ROWS[self.method],
+            rows=self.disable_by_batch_size or MAX_DRAFT_ROWS[self.method],
             adaptive=False,
         )
 

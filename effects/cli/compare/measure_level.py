@@ -93,9 +93,9 @@ def _memory(llm: LLM, executor: TorchExecutor) -> Memory:
     """Returns the memory of weights and KV, a draft model's included."""
     plan, runner = llm.setup.memory, executor.runner
     models, caches = [runner.step.model], runner.cache.page_views()
-    if runner.draft is not None:
-        models.append(runner.draft.model)
-        caches += runner.draft.cache.page_views()
+    if runner.draft_model is not None:
+        models.append(runner.draft_model.model)
+        caches += runner.draft_model.cache.page_views()
     token = kv_bytes_per_token(plan.spec)
     token += 0 if plan.draft is None else kv_bytes_per_token(plan.draft)
     return Memory(

@@ -38,7 +38,8 @@ def check_speculation(config: EngineConfig, *, has_drafter: bool) -> None:
         return
     if speculation.drafter == DEVICE and not has_drafter:
         raise ConfigError(
-            f"speculation: for the drafter {DEVICE!r} a draft model or a draft head has to be loaded"
+            f"speculation: for the drafter {DEVICE!r} a draft model or a draft head has "
+            f"to be loaded"
         )
 
 

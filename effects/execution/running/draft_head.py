@@ -144,7 +144,9 @@ class DraftHead:
         if batch.layer_states is None or batch.layer_states.states is None:
             raise AssertionError("the target has noted no hidden states")
         states = self.head.project(batch, self.cache, batch.layer_states.states)
-        self.head.store(batch, self.cache, self._states_before(shape, step, batch, states))
+        self.head.store(
+            batch, self.cache, self._states_before(shape, step, batch, states)
+        )
         verified, decode_rows = shape.verified, step.decode_rows
         self._keep(decode_rows[verified:], states[verified : len(decode_rows)])
         if (chunks := batch.chunks) is not None:

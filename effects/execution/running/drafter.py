@@ -2,8 +2,8 @@
 
 Theory. A *drafter* proposes tokens for the rows that have drafts, place by place: the
 first from a row's last token, each other from the token of the place before. There are
-two: a draft model (draft_model.py), with a cache of its own, which reads tokens alone; and
-a draft head (draft_head.py), a layer behind the target, which also reads the target's
+two: a draft model (draft_model.py), with a cache of its own, which reads tokens alone;
+and a draft head (draft_head.py), a layer behind the target, which also reads the target's
 hidden states, and keeps its keys in the target's cache. Drafts of lookups are the host's.
 
 Both sample with each row's own parameters and with the noise of each position, so a draft

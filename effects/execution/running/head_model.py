@@ -54,17 +54,13 @@ class HeadModel:
         embeddings = self._embeddings(batch, step)
         store_head(self.head, self.weights, embeddings, before, self._index, step)
 
-    def draft(
-        self, batch: Batch, cache: Cache, before: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def draft(self, batch: Batch, cache: Cache, before: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the head's own states [tokens, hidden], and logits [tokens, vocab] of
         the tokens after a batch's.
         """
         step = self._step(batch, cache)
         embeddings = self._embeddings(batch, step)
-        hidden = run_head(
-            self.head, self.weights, embeddings, before, self._index, step
-        )
+        hidden = run_head(self.head, self.weights, embeddings, before, self._index, step)
         logits = head_logits(
             self.target, self.head, self.weights, self.target_weights, hidden, step
         )
@@ -86,7 +82,10 @@ class HeadModel:
 
 
 def head_model_of(
-    spec: ModelSpec, weights: Weights | Model, head_weights: HeadWeights, ranks: Communicator
+    spec: ModelSpec,
+    weights: Weights | Model,
+    head_weights: HeadWeights,
+    ranks: Communicator,
 ) -> HeadModel:
     """Returns the function that runs the head of a target. Raises TypeError for a target
     without a head, or one that transformers' own model runs.

@@ -133,7 +133,12 @@ class ModelRunner:
         self.max_words = max_words(self.rows, tokens, draws, self.drafts)
         self.staging = torch.zeros(self.max_words, dtype=torch.int32, device=device)
         self.sampler = make_sampler(
-            ranks, backend, self.rows, draws, self.lines, keeps_previous=self.draft_model is not None
+            ranks,
+            backend,
+            self.rows,
+            draws,
+            self.lines,
+            keeps_previous=self.draft_model is not None,
         )
         sizes = config.max_num_seqs, spec.hidden_size
         self.pooler = Pooler(*sizes, torch_dtype(spec.dtype), device)
