@@ -16,8 +16,9 @@ from minfer.effects.setup.device import DeviceInfo
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.option_values import resolve_policy
 from minfer.effects.setup.recurrent_layers import state_keeping
-from minfer.effects.setup.speculation_settings import DRAFT_MODEL, SpeculativeConfig
+from minfer.effects.setup.speculation_settings import SpeculativeConfig
 from minfer.records.config import CacheGroup, EngineConfig
+from minfer.records.speculation import DEVICE
 from minfer.values.checks import ConfigError
 
 DEFAULT_BATCHED_TOKENS: Final = {"cpu": 2048, "cuda": 8192}
@@ -72,12 +73,14 @@ def _groups(
     args: EngineArgs, spec: ModelSpec, speculative: SpeculativeConfig | None
 ) -> tuple[CacheGroup, ...]:
     """Returns the model's cache groups, a draft head's layer included; one for all layers
-    beside a draft model, whose tables are the same. Raises ConfigError if pages are too
-    small for states.
+    where the device makes drafts: a draft model reads the target's tables, and the core
+    plans its drafts for one group. Raises ConfigError if pages are too small for states.
     """
-    has_draft_model = speculative is not None and speculative.method == DRAFT_MODEL
+    drafts_on_device = (
+        speculative is not None and speculative.speculation.drafter == DEVICE
+    )
     spec = spec.with_head_layer()
-    layout_of = one_group if has_draft_model else cache_layout
+    layout_of = one_group if drafts_on_device else cache_layout
     layout = layout_of(spec)
     if not spec.has_states:
         return layout.groups

@@ -1,0 +1,93 @@
+"""Draft heads change no token, whatever the engine does: MTP heads of tiny checkpoints of
+all families, with their published names.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from minfer import LLM, SamplingParams
+from minfer.records.messages import Loading, Preempted
+from tests.circles import long
+from tests.effects.live.test_states import SMALL, prompts, tight
+from tests.effects.test_kv_host_memory import reasons_of
+from tests.effects.tiny_families import VARIANTS
+from tests.effects.tiny_heads import NAMES, save_with_mtp
+
+FIRST: Final = ["Qwen3Next", "DeepseekV3"]
+FAMILIES: Final = [*FIRST, *long(sorted(NAMES.keys() - {*FIRST}))]
+VARIANT_OF: Final = dict(reversed([*VARIANTS]))  # the first of each family
+MTP: Final = {"method": "mtp", "num_speculative_tokens": 3, "adaptive": False}
+PARAMS: Final = [
+    SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
+    SamplingParams(temperature=1, max_tokens=10, ignore_eos=True, logprobs=1, seed=1),
+    SamplingParams(temperature=0.8, top_p=0.9, n=2, max_tokens=9, seed=2),
+    SamplingParams(temperature=0, repetition_penalty=1.3, max_tokens=12),
+]
+CASE: Final = "hits and chunks"
+CASES: Final[dict[str, dict[str, Any]]] = {
+    "plain": {"enable_prefix_caching": False},
+    CASE: {"max_num_batched_tokens": 16, "max_num_seqs": 3},
+    "two steps in flight": {"steps_in_flight": 2},
+    "one step in flight": {"steps_in_flight": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    @cache
+    def make(family: str) -> Path:
+        folder = tmp_path_factory.mktemp(family)
+        save_with_mtp(folder, family, VARIANTS[family, VARIANT_OF[family]])
+        return folder
+
+    return make
+
+
+def served(llm: LLM) -> list[Any]:
+    """What is answered twice: the second time with what the first left in the cache."""
+    texts = [[*text] for text in prompts()]
+    params = [PARAMS[i % len(PARAMS)] for i in range(len(texts))]
+    outputs = [
+        output for _ in range(2) for output in llm.generate(texts, params, use_tqdm=False)
+    ]
+    return [
+        (completion.token_ids, completion.finish_reason)
+        for output in outputs
+        for completion in output.outputs
+    ]
+
+
+@cache
+def without(folder: Path) -> list[Any]:
+    with LLM(model=str(folder), **SMALL) as llm:
+        return served(llm)
+
+
+@pytest.mark.parametrize("case", [CASE, *long(sorted(CASES.keys() - {CASE}))])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_those_without(
+    family: str, case: str, folder_of: Callable[[str], Path]
+) -> None:
+    folder = folder_of(family)
+    settings = {**SMALL, **CASES[case], "model": str(folder)}
+    with LLM(speculative_config=MTP, **settings) as llm:
+        assert served(llm) == without(folder)
+        assert llm.worker.driver.executor.runner.drafter is not None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_those_without_through_preemption_and_host_memory(
+    family: str, folder_of: Callable[[str], Path]
+) -> None:
+    folder = folder_of(family)
+    settings = {**SMALL, "model": str(folder), "kv_host_memory": 1 << 24}
+    settings |= {"kv_host_choice": "load", "speculative_config": MTP}
+    with LLM(**{**settings, "num_gpu_blocks_override": tight(settings)}) as llm:
+        reasons = reasons_of(llm)
+        assert served(llm) == without(folder)
+    assert any(isinstance(reason, Preempted) for reason in reasons)
+    assert any(isinstance(reason, Loading) for reason in reasons)
