@@ -35,12 +35,7 @@ def store_gqa(
     source, norm = (hidden, weights.norm) if x is None else (x, None)
     qkv = norm_linear(source, norm, leaf, step.products)
     if weights.whole_norms is not None:
-        norm_heads(
-            qkv[:, sizes.first_gates :],
-            weights.whole_norms,
-            step.products,
-            step.communicator,
-        )
+        norm_heads(qkv, weights.whole_norms, step.products, step.communicator)
     step.cache.store(step.batch, index, qkv[:, first_key:], weights.heads)
 
 

@@ -4,11 +4,11 @@ SpecForge, AngelSlim and ModelOpt write the config of a Llama or Qwen3 model of 
 with fields of the head beside it or in `eagle_config`, as the authors of EAGLE-3 do.
 speculators writes the fields of the head, with the layer in `transformer_layer_config`.
 
-Both list the layers of the target that the head reads. vLLM and speculators count residual
-streams: 2 is the one before layer 2, behind two layers. SGLang, with whose states SpecForge
-trains, counts layers, and reads behind them: the same stream is 1 there. No field says
-which is meant. As in SGLang, a list that begins with 1 counts layers, unless it is
-speculators', or for gpt-oss, whose heads (of ModelOpt) count streams.
+Both list the layers of the target that the head reads. vLLM and speculators count
+residual streams: 2 is the one before layer 2, behind two layers. SGLang, with whose
+states SpecForge trains, counts layers, and reads behind them: the same stream is 1 there.
+No field says which is meant. As in SGLang, a list that begins with 1 counts layers,
+unless it is speculators', or for gpt-oss, whose heads (of ModelOpt) count streams.
 """
 
 from collections.abc import Collection, Mapping
