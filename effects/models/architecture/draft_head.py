@@ -81,6 +81,13 @@ class HeadSpec:
         """
         return evolve(self, layer=self.layer.for_rank(rank_info))
 
+    def reads(self, name: str) -> bool:
+        """Returns whether a tensor of this name, in its checkpoint, is the head's."""
+        names = self.names
+        outside = (names.projection, names.embedding_norm, names.hidden_norm, names.norm)
+        own = (names.layer, *(f"{stem}." for stem in outside if stem))
+        return name.startswith(own) and not name.startswith(names.unread)
+
     @property
     def projection(self) -> LinearSizes:
         """The matrix that makes one hidden state of several, or of an embedding and a
@@ -119,6 +126,11 @@ class HeadSpec:
         count = bool(self.names.norm) + 2
         of_states = self.state_norm_size * len(self.names.state_norms)
         return (count * self.hidden_size + of_states) * (1 + self.norms.bias)
+
+    @property
+    def float32_elements(self) -> int:
+        """Elements of weights that are in float32 whatever the activations' dtype."""
+        return self.layer.float32_elements + self.norm_elements * self.norms.wide
 
     @property
     def parameters(self) -> int:

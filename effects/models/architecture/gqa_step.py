@@ -28,14 +28,12 @@ def store_gqa(
     """Write keys and values of layer `index` for the residual stream `hidden` [tokens,
     hidden], or for normalised rows `x`, as `attend_gqa` does.
     """
-    leaf, first_key = weights.qkv, sizes.q_size
+    leaf, first_key = weights.qkv, sizes.first_gates + sizes.q_size
     can_leave_out = leaf.scheme.is_plain and leaf.packed is None
-    if can_leave_out and weights.whole_norms is None and weights.first_gates is None:
+    if can_leave_out and weights.whole_norms is None:
         leaf, first_key = leaf.select(slice(first_key, None)), 0
     source, norm = (hidden, weights.norm) if x is None else (x, None)
     qkv = norm_linear(source, norm, leaf, step.products)
-    if weights.first_gates is not None:
-        qkv = qkv[:, weights.out.inputs :]
     if weights.whole_norms is not None:
         norm_heads(qkv, weights.whole_norms, step.products, step.communicator)
     step.cache.store(step.batch, index, qkv[:, first_key:], weights.heads)

@@ -369,16 +369,24 @@ def _refuse_quantized_ends(places: Mapping[str, TensorPlace]) -> None:
 
 def skipped_tensors(spec: ModelSpec, names: Iterable[str]) -> str:
     """Returns how many of these tensors are not read, as they are of other parts of a
-    checkpoint than this model, in all and by how their names begin; empty: none.
+    checkpoint than this model, and its MTP head if it drafts, in all and by how their
+    names begin; empty: none.
     """
+    head = spec.draft_head
+    is_read = head.reads if head is not None and head.kind == "mtp" else _is_none
     counts = Counter(
         prefix
         for name in names
         for prefix in spec.skipped_prefixes
-        if name.startswith(prefix)
+        if name.startswith(prefix) and not is_read(name)
     )
     listed = ", ".join(f"{prefix}* ({count})" for prefix, count in counts.items())
     return f"{counts.total()} tensors of other parts: {listed}" if counts else ""
+
+
+def _is_none(_: str) -> bool:
+    """No tensor is a head's."""
+    return False
 
 
 def _missing(

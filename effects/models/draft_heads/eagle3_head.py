@@ -3,6 +3,12 @@
 SpecForge, AngelSlim and ModelOpt write the config of a Llama or Qwen3 model of one layer,
 with fields of the head beside it or in `eagle_config`, as the authors of EAGLE-3 do.
 speculators writes the fields of the head, with the layer in `transformer_layer_config`.
+
+Both list the layers of the target that the head reads. vLLM and speculators count
+residual streams: 2 is the one before layer 2, behind two layers. SGLang, with whose
+states SpecForge trains, counts layers, and reads behind them: the same stream is 1 there.
+No field says which is meant. As in SGLang, a list that begins with 1 counts layers,
+unless it is speculators', or for gpt-oss, whose heads (of ModelOpt) count streams.
 """
 
 from collections.abc import Collection, Mapping
@@ -222,6 +228,12 @@ def _read_hidden_layers(target: ModelSpec, reader: ConfigReader) -> tuple[int, .
             LAYER_IDS, f"a list of layers from 0 to {layers}, those of the model"
         )
     ascending = sorted({*listed})
+    counts_streams = (
+        reader.config.get(SPECULATORS_TYPE) is not None
+        or target.family.model_type == "gpt_oss"
+    )
+    if ascending[0] == 1 and ascending[-1] < layers and not counts_streams:
+        ascending = [layer + 1 for layer in ascending]
     return tuple(BEHIND_LAST if layer == layers else layer for layer in ascending)
 
 

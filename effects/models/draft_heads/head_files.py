@@ -15,6 +15,7 @@ from attrs import evolve
 from minfer.effects.models.architecture.draft_head import HeadSpec
 from minfer.effects.models.architecture.layers import finish_layer
 from minfer.effects.models.architecture.products import in_kernel_layout
+from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.checkpoint.checkpoint import (
     TensorMismatchError,
@@ -112,12 +113,9 @@ def load_head(
     folder, dtype = Path(folder), dtype or target.dtype
     with ExitStack() as stack:
         found_tensors = find_tensors(folder, stack, dtype, device)
-        form = checkpoint_form(
-            evolve(target, quantization=head.quantization),
-            evolve(found_tensors, places=_own_places(head, found_tensors)),
-        )
+        form = head_form(target, head, found_tensors)
         model_parts = expected_head_parts(head, dtype, form)
-        places = _checked_places(target, head, model_parts, found_tensors, folder)
+        places = checked_places(target, head, model_parts, found_tensors, folder)
         rank_head = head.for_rank(rank_info)
         weights = empty_head(rank_head, dtype, device, rank_info.parallel.tensor)
         own_parts = rank_parts(
@@ -194,18 +192,21 @@ def _head_name(
     return name_in_format(head.quantization, eagle3_name(stored_name))
 
 
-def _own_places(head: HeadSpec, found_tensors: FoundTensors) -> Mapping[str, TensorPlace]:
-    """Returns the tensors of a head's layer, if other tensors are in the files, too."""
-    if head.kind == EAGLE3:
-        return found_tensors.places
-    return {
-        name: place
-        for name, place in found_tensors.places.items()
-        if head.names.layer in name
-    }
+def head_form(
+    target: ModelSpec, head: HeadSpec, found_tensors: FoundTensors
+) -> CheckpointForm:
+    """Returns how the files store matrices of a head's layer, which may be otherwise than
+    those of its target.
+    """
+    places = found_tensors.places
+    if head.kind == MTP:
+        layer = head.names.layer
+        places = {name: place for name, place in places.items() if layer in name}
+    own_tensors = evolve(found_tensors, places=places)
+    return checkpoint_form(evolve(target, quantization=head.quantization), own_tensors)
 
 
-def _checked_places(
+def checked_places(
     target: ModelSpec,
     head: HeadSpec,
     model_parts: Mapping[str, WeightPart],

@@ -64,15 +64,20 @@ def weight_bytes(spec: ModelSpec, *, cuda: bool) -> int:
     return stored + num_others * element + (num_float32 + num_units) * 4
 
 
+ID_BYTES: Final = 8  # of a token of a reduced vocabulary: int64
+
+
 def head_bytes(head: HeadSpec, dtype: str, *, cuda: bool) -> int:
     """Returns the bytes of a draft head's weights, those that it shares with its target
     left out.
     """
-    element, stored, elements = dtype_bytes(dtype), 0, 0
+    stored = elements = 0
     for sizes in head.matrices:
         stored += sizes.matrix_bytes(head.scheme_of(sizes), dtype, cuda=cuda)
         elements += sizes.matrix_elements
-    return stored + (head.parameters - elements) * element
+    num_others = head.parameters - elements - head.float32_elements
+    ids = (head.draft_vocab_size or 0) * bool(head.names.target_ids) * ID_BYTES
+    return stored + num_others * dtype_bytes(dtype) + head.float32_elements * 4 + ids
 
 
 def head_activation_bytes(head: HeadSpec, dtype: str, sizes: EngineConfig) -> int:

@@ -21,7 +21,7 @@ from minfer.effects.models.draft_heads.head_step import (
     store_head,
 )
 from minfer.effects.models.draft_heads.head_weights import HeadWeights
-from minfer.effects.models.ranks import SINGLE_RANK
+from minfer.effects.models.ranks import SINGLE_RANK, Communicator
 from tests.effects.tiny_heads import Drafted
 
 BLOCK = 8
@@ -44,12 +44,13 @@ class HeadRun:
     target: Weights
     head: HeadSpec
     weights: HeadWeights
+    communicator: Communicator = SINGLE_RANK
     cache: KVCache = Factory(_cache, takes_self=True)
 
     def step(self, tokens: Sequence[int], start: int) -> ModelStep:
         batch = make_batch([BatchRow(tokens, start, range(BLOCKS))], BLOCK)
         products = ProductContext(on_gpu=False)
-        return ModelStep(batch, self.cache, SINGLE_RANK, products)
+        return ModelStep(batch, self.cache, self.communicator, products)
 
     def project(self, streams: Tensor) -> Tensor:
         """The state of each token."""

@@ -12,6 +12,7 @@ from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.checkpoint.random_weights import random_weights
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.models.draft_heads.head_files import EAGLE3, load_head, read_head
+from minfer.effects.models.families.table import FAMILIES
 from tests.effects.models.draft_heads.drafting_heads import HeadRun, assert_same_drafts
 from tests.effects.tiny_eagle3 import TheirEagle3, save_by_speculators, save_eagle3
 from tests.effects.tiny_families import config_of
@@ -28,7 +29,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "norm before fc": {"norm_before_fc": True},
     "norms before fc": {"fc_norm": True},
     "normed output": {"norm_output": True},
-    "other layers": {"eagle_aux_hidden_state_layer_ids": [1, 3]},
+    "other layers": {"eagle_aux_hidden_state_layer_ids": [0, 3]},
 }
 
 
@@ -55,16 +56,41 @@ def test_an_eagle3_head_drafts_as_transformers_layer_does(
     assert_same_drafts(run, theirs.draft, states, tokens)
 
 
-def test_layers_are_those_of_the_config_or_three(tmp_path: Path) -> None:
-    listed = {"eagle_aux_hidden_state_layer_ids": [3, 1, 1]}
-    save_eagle3(tmp_path, their_head(), **listed)
-    assert read_head(TARGET, EAGLE3, tmp_path).hidden_layers == (1, BEHIND_LAST)
+@pytest.mark.parametrize(
+    ("listed", "read", "by_speculators"),
+    [
+        (None, (2, 12, 21), (2, 12, 21)),
+        ([3, 1, 1], (2, 4), (1, 3)),  # of SpecForge: behind these layers
+        ([2, 24, 7], (2, 7, BEHIND_LAST), (2, 7, BEHIND_LAST)),
+        ([1, 24], (1, BEHIND_LAST), (1, BEHIND_LAST)),
+        ([0, 1], (0, 1), (0, 1)),
+    ],
+)
+def test_layers_are_those_of_the_config_or_three(
+    listed: list[int] | None,
+    read: tuple[int, ...],
+    by_speculators: tuple[int, ...],
+    tmp_path: Path,
+) -> None:
     deep = evolve(TARGET, layers=TARGET.layers * 8)
-    inner = {"eagle_config": listed, "eagle_aux_hidden_state_layer_ids": None}
-    save_eagle3(tmp_path, their_head(), **inner)
-    assert read_head(deep, EAGLE3, tmp_path).hidden_layers == (1, 3)
-    save_eagle3(tmp_path, their_head(), eagle_aux_hidden_state_layer_ids=None)
-    assert read_head(deep, EAGLE3, tmp_path).hidden_layers == (2, 12, 21)
+    gpt_oss = evolve(deep, family=FAMILIES["GptOssForCausalLM"])
+    theirs, key = their_head(), "eagle_aux_hidden_state_layer_ids"
+
+    def layers(folder: Path, target: ModelSpec = deep) -> tuple[int, ...]:
+        return read_head(target, EAGLE3, folder).hidden_layers
+
+    save_eagle3(tmp_path, theirs, **{key: listed})
+    assert layers(tmp_path) == read
+    assert layers(tmp_path, gpt_oss) == by_speculators
+    save_eagle3(tmp_path, theirs, **{key: None, "eagle_config": {key: listed}})
+    assert layers(tmp_path) == read
+    save_by_speculators(tmp_path, theirs, **{key: listed})
+    assert layers(tmp_path) == by_speculators
+
+
+def test_a_config_of_the_authors_names_the_class_of_the_layer(tmp_path: Path) -> None:
+    save_eagle3(tmp_path, their_head(), architectures=["LlamaForCausalLM"])
+    assert run_of(tmp_path).head.draft_vocab_size == 40
 
 
 @pytest.mark.parametrize(
