@@ -88,6 +88,19 @@ def test_layers_are_those_of_the_config_or_three(
     assert layers(tmp_path) == by_speculators
 
 
+def test_a_head_may_be_wider_than_its_target(tmp_path: Path) -> None:
+    target = parse_spec(config_of("Qwen3", hidden_size=32))
+    theirs = TheirEagle3(target_hidden_size=32, fc_norm=True)
+    run = run_of(save_eagle3(tmp_path, theirs), target)
+    streams = torch.randn(9, 3 * 32)
+    states, tokens = theirs.project(streams), [*range(9)]
+    torch.testing.assert_close(run.project(streams), states, rtol=1e-4, atol=1e-4)
+    assert_same_drafts(run, theirs.draft, states, tokens)
+    save_eagle3(tmp_path, their_head(target_hidden_size=32))
+    with pytest.raises(CheckpointError, match="hidden_size 64 and no embed_tokens"):
+        run_of(tmp_path, target)
+
+
 def test_a_config_of_the_authors_names_the_class_of_the_layer(tmp_path: Path) -> None:
     save_eagle3(tmp_path, their_head(), architectures=["LlamaForCausalLM"])
     assert run_of(tmp_path).head.draft_vocab_size == 40
