@@ -22,11 +22,12 @@ class LayerStates:
 
     def note(self, index: int, hidden: "Tensor") -> None:
         """Copy the stream [tokens, hidden] before layer `index`, if it is read."""
-        if index not in self.layers:
-            return
         if self.states is None:
+            # Zeros stand for layers that are not run: warm-ups cut models short.
             self.states = hidden.new_zeros(
                 len(hidden), len(self.layers) * hidden.shape[1]
             )
+        if index not in self.layers:
+            return
         begin = self.layers.index(index) * hidden.shape[1]
         self.states[:, begin : begin + hidden.shape[1]].copy_(hidden)

@@ -1,12 +1,14 @@
 """Drafts of heads change no token, and are those of a head that sees everything."""
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from attrs import evolve
 
+from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.running.head_model import LoadedHead
+from minfer.effects.execution.warming.dummy_runner import DummyRunner
 from minfer.effects.models.architecture.draft_head import HeadSpec
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.records.messages import Discarded
@@ -112,3 +114,22 @@ def test_drafts_behind_accepted_ones_are_those_of_such_a_head(
     assert 0.2 < tally.accepted / tally.proposed < 0.95
     reference = MtpReference.of(target, head, weights)
     assert check_noted(noted, reference, target, tokens, asked) > 15
+
+
+@pytest.mark.parametrize("kind", [eagle3_of, mtp_of])
+def test_warm_up_steps_run_with_few_layers(
+    model: Model, kind: Callable[[ModelSpec], HeadSpec]
+) -> None:
+    layers = model.spec.layers * 3
+    longer = evolve(model, spec=evolve(model.spec, layers=layers))
+    longer.weights = evolve(model.weights, layers=model.weights.layers * 3)
+    head = kind(longer.spec)
+    run, _ = drafting(with_head(longer, head), loaded(head), 3)
+    executor: Any = run.driver.executor
+    plain = StepShape(decode_rows=2, draws=2)
+    prompts = StepShape(decode_rows=0, draws=1, tokens=5, chunks=1, longest=5)
+    drafting_shape = evolve(plain, verified=2, drafts=3, proposes=True)
+    dummy_runner = DummyRunner(executor.runner)
+    with executor.between_steps(), dummy_runner.few_layers():
+        for shape in (plain, prompts, drafting_shape):
+            dummy_runner.dummy_step(shape)

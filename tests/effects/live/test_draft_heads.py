@@ -9,9 +9,12 @@ from typing import Any, Final
 
 import pytest
 
+from bench.train_head import train
 from minfer import LLM, SamplingParams
 from minfer.records.messages import Loading, Preempted
 from tests.circles import long
+from tests.effects.live.test_llm_speculation import FEW, TIGHT, reported, requested
+from tests.effects.live.test_llm_speculation import prompts as bundled_prompts
 from tests.effects.live.test_states import SMALL, prompts, tight
 from tests.effects.test_kv_host_memory import reasons_of
 from tests.effects.tiny_families import VARIANTS
@@ -26,6 +29,7 @@ PARAMS: Final = [
     SamplingParams(temperature=1, max_tokens=10, ignore_eos=True, logprobs=1, seed=1),
     SamplingParams(temperature=0.8, top_p=0.9, n=2, max_tokens=9, seed=2),
     SamplingParams(temperature=0, repetition_penalty=1.3, max_tokens=12),
+    SamplingParams(temperature=0, prompt_logprobs=1, max_tokens=8, ignore_eos=True),
 ]
 CASE: Final = "hits and chunks"
 CASES: Final[dict[str, dict[str, Any]]] = {
@@ -76,7 +80,8 @@ def test_tokens_are_those_without(
     settings = {**SMALL, **CASES[case], "model": str(folder)}
     with LLM(speculative_config=MTP, **settings) as llm:
         assert served(llm) == without(folder)
-        assert llm.worker.driver.executor.runner.drafter is not None
+        executor: Any = llm.worker.driver.executor
+        assert executor.runner.drafter is not None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -91,3 +96,22 @@ def test_tokens_are_those_without_through_preemption_and_host_memory(
         assert served(llm) == without(folder)
     assert any(isinstance(reason, Preempted) for reason in reasons)
     assert any(isinstance(reason, Loading) for reason in reasons)
+
+
+@pytest.mark.long
+def test_a_trained_head_changes_no_token_of_the_bundled_model(tmp_path: Path) -> None:
+    """Prompts in chunks, hits, preemption, n samples, penalties, grammars beside."""
+    train(tmp_path, steps=25, rows=2)
+    config = {"method": "eagle3", "model": str(tmp_path), "num_speculative_tokens": 3}
+    answers, wanted = list[Any](), requested(FEW)
+    ways = (None, {**config, "adaptive": False}, {**config, "adaptive": True})
+    for way, depth in zip(ways, (2, 2, 1), strict=True):
+        settings = {**TIGHT, "steps_in_flight": depth, "speculative_config": way}
+        with LLM(device="cpu", dtype="float32", **settings) as llm:
+            outputs = llm.generate(bundled_prompts(FEW), wanted, use_tqdm=False)
+        answers.append(reported(outputs))
+        if way is not None and not way["adaptive"]:
+            assert sum(output.metrics.accepted_draft_tokens for output in outputs) > 0
+            assert sum(output.metrics.preemptions for output in outputs) > 0
+    assert answers[1] == answers[0]
+    assert answers[2] == answers[0]
