@@ -18,6 +18,7 @@ from tests.effects.tiny_heads import WEIGHTS, Drafted, run_layer
 DRAFT_VOCAB: Final = 40
 OPTIONS: Final[dict[str, Any]] = {
     "draft_vocab_size": DRAFT_VOCAB,
+    "use_aux_hidden_state": True,
     "norm_before_residual": False,
     "norm_before_fc": False,
     "fc_norm": False,
@@ -55,7 +56,8 @@ class TheirEagle3(nn.Module):
             wide = nn.Linear(2 * size, narrow.out_features, narrow.bias is not None)
             setattr(self.layer.self_attn, name, wide)
         width = self.options.get("target_hidden_size", size)
-        self.fc = nn.Linear(streams * width, size, bias=False)
+        if self.options["use_aux_hidden_state"]:
+            self.fc = nn.Linear(streams * width, size, bias=False)
         self.norm = norm_class(size, eps)
         if self.options["norm_before_fc"]:
             self.input_norm = norm_class(streams * width, eps)
