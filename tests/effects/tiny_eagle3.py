@@ -18,6 +18,7 @@ from tests.effects.tiny_heads import WEIGHTS, Drafted, run_layer
 DRAFT_VOCAB: Final = 40
 OPTIONS: Final[dict[str, Any]] = {
     "draft_vocab_size": DRAFT_VOCAB,
+    "use_aux_hidden_state": True,
     "norm_before_residual": False,
     "norm_before_fc": False,
     "fc_norm": False,
@@ -54,12 +55,14 @@ class TheirEagle3(nn.Module):
             narrow = getattr(self.layer.self_attn, name)
             wide = nn.Linear(2 * size, narrow.out_features, narrow.bias is not None)
             setattr(self.layer.self_attn, name, wide)
-        self.fc = nn.Linear(streams * size, size, bias=False)
+        width = self.options.get("target_hidden_size", size)
+        if self.options["use_aux_hidden_state"]:
+            self.fc = nn.Linear(streams * width, size, bias=False)
         self.norm = norm_class(size, eps)
         if self.options["norm_before_fc"]:
-            self.input_norm = norm_class(streams * size, eps)
+            self.input_norm = norm_class(streams * width, eps)
         if self.options["fc_norm"]:
-            self.fc_norm = nn.ModuleList(norm_class(size, eps) for _ in range(streams))
+            self.fc_norm = nn.ModuleList(norm_class(width, eps) for _ in range(streams))
         self.lm_head = nn.Linear(size, self.options["draft_vocab_size"], bias=False)
         for name, weight in self.named_parameters():
             nn.init.normal_(weight, float("norm" in name), 0.3)

@@ -13,7 +13,8 @@ kinds:
   brings [e(t), h] to the width of the residual stream, and a layer like the target's
   follows. Embedding and output head are the target's.
 - EAGLE-3 (Li et al. 2025): trained later, in a checkpoint of its own. The projection
-  comes first: it makes h of the residual streams before three layers of the target.
+  comes first: it makes h of the residual streams before three layers of the target. Some
+  heads have none, and h is the target's last hidden state.
   Queries, keys and values are products of [e(t), h], twice as wide; the residual stream
   is h alone. The output head may know the most frequent tokens only.
 
@@ -89,30 +90,37 @@ class HeadSpec:
         return name.startswith(own) and not name.startswith(names.unread)
 
     @property
-    def projection(self) -> LinearSizes:
+    def projection(self) -> LinearSizes | None:
         """The matrix that makes one hidden state of several, or of an embedding and a
-        hidden state.
+        hidden state, if there is one.
         """
-        streams = len(self.hidden_layers) * self.target_hidden_size
+        if not self.names.projection:
+            return None
         return LinearSizes(
             names=(self.names.projection,),
             outputs=(self.hidden_size,),
-            inputs=streams if self.kind == "eagle3" else 2 * self.hidden_size,
+            inputs=self.streams_size if self.kind == "eagle3" else 2 * self.hidden_size,
             shard=Shard.NONE,
         )
+
+    @property
+    def streams_size(self) -> int:
+        """Width of all residual streams that it reads, side by side."""
+        return len(self.hidden_layers) * self.target_hidden_size
 
     @property
     def state_norm_size(self) -> int:
         """Width of each of the norms before the projection, if there are any."""
         if not self.names.state_norms:
             return 0
-        return self.projection.inputs // len(self.names.state_norms)
+        return self.streams_size // len(self.names.state_norms)
 
     @property
     def matrices(self) -> tuple[LinearSizes, ...]:
         """The matrices, with their whole names in the checkpoint."""
         of_layer = (sizes.with_prefix(self.names.layer) for sizes in self.layer.matrices)
-        return (self.projection, *of_layer)
+        projection = self.projection
+        return (*of_layer,) if projection is None else (projection, *of_layer)
 
     def scheme_of(self, sizes: LinearSizes) -> Scheme:
         """Returns how one of `matrices` is stored in memory."""
@@ -137,5 +145,6 @@ class HeadSpec:
         """Elements of all weights, those that it shares with its target left out."""
         embed = self.vocab_size * self.hidden_size if self.names.embed else 0
         head = (self.draft_vocab_size or 0) * self.hidden_size
-        matrices = self.projection.elements + self.layer.parameters
-        return matrices + self.norm_elements + embed + head
+        projection = 0 if self.projection is None else self.projection.elements
+        outside = projection + self.norm_elements + embed + head
+        return self.layer.parameters + outside

@@ -34,18 +34,18 @@ LAYER_CONFIG: Final = "transformer_layer_config"  # of speculators
 SPECULATORS_TYPE: Final = "speculators_model_type"
 EMBED: Final = "embed_tokens.weight"
 LM_HEAD: Final = "lm_head.weight"
+USES_LAYERS: Final = "use_aux_hidden_state"
 TARGET_IDS: Final = "d2t"
 # The architecture of the layer by the model_type of its config.
 LAYER_TYPES: Final = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 # Fields of `eagle_config` that minfer's computation is for one value of.
 FIXED: Final = {
-    "use_aux_hidden_state": True,
     "use_input_layernorm_in_first_layer": True,
     "use_last_layernorm": True,
     "use_mtp_layernorm": False,
 }
 _NAMES: Final = HeadNames(
-    projection="fc",
+    projection="",
     embedding_norm="layers.0.input_layernorm",
     hidden_norm="layers.0.hidden_norm",
     layer="layers.0.",
@@ -70,17 +70,23 @@ def read_eagle3_head(
     _check_fixed(reader)
     layer_spec = _layer_spec(target, layer_config, source)
     _check_target(target, layer_spec, reader)
-    hidden_layers = _read_hidden_layers(target, reader)
+    reads_layers = _reads_layers(reader)
+    hidden_layers = (
+        _read_hidden_layers(target, reader) if reads_layers else (BEHIND_LAST,)
+    )
     draft_vocab = reader.size(DRAFT_VOCAB, target.vocab_size)
     names = _tensor_names(target, layer_spec, draft_vocab, tensor_names, source)
+    state_norms = _state_norms(reader, len(hidden_layers))
+    if reads_layers:
+        names = evolve(names, projection="fc", state_norms=state_norms)
     return HeadSpec(
         kind="eagle3",
         hidden_size=layer_spec.hidden_size,
         layer=_first_layer(layer_spec),
         norms=layer_spec.norms,
-        names=evolve(names, state_norms=_state_norms(reader, len(hidden_layers))),
+        names=names,
         hidden_layers=hidden_layers,
-        after_norm=False,
+        after_norm=not reads_layers,
         target_hidden_size=target.hidden_size,
         vocab_size=target.vocab_size,
         draft_vocab_size=draft_vocab if names.lm_head else None,
@@ -202,6 +208,8 @@ def _check_target(target: ModelSpec, head: ModelSpec, reader: ConfigReader) -> N
             f"method of speculation, such as ngram"
         )
     size = reader.size("target_hidden_size", head.hidden_size)
+    if not _reads_layers(reader):
+        size = head.hidden_size  # which is the target's, as there is no projection
     for label, own, targets in (
         ("hidden states of", size, target.hidden_size),
         ("a vocabulary of", head.vocab_size, target.vocab_size),
@@ -212,6 +220,13 @@ def _check_target(target: ModelSpec, head: ModelSpec, reader: ConfigReader) -> N
                 f"{target.family.architecture} here has {targets}; use the head of this "
                 f"model"
             )
+
+
+def _reads_layers(reader: ConfigReader) -> bool:
+    """Returns whether a head reads residual streams between layers, of which a projection
+    makes a state; else it reads the last hidden state. Raises `ModelConfigError`.
+    """
+    return reader.is_absent(USES_LAYERS) or reader.flag(USES_LAYERS)
 
 
 def _read_hidden_layers(target: ModelSpec, reader: ConfigReader) -> tuple[int, ...]:

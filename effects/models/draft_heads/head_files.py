@@ -176,10 +176,11 @@ def _spec_for_rank(target: ModelSpec, rank_info: RankInfo) -> ModelSpec:
 
 def _finished(weights: HeadWeights, dtype: str) -> HeadWeights:
     """Returns filled weights in the form that kernels multiply with."""
+    projection = weights.projection
     return evolve(
         weights,
         layer=finish_layer(weights.layer, dtype),
-        projection=in_kernel_layout(weights.projection),
+        projection=None if projection is None else in_kernel_layout(projection),
     )
 
 
@@ -260,7 +261,7 @@ def _no_head(head: HeadSpec, folder: Path) -> CheckpointError:
     """Returns the error about files without any tensor of a head."""
     kind = "an MTP head" if head.kind == MTP else "an EAGLE-3 head"
     return TensorMismatchError(
-        f"{folder}: has no tensors of {kind} ({head.names.projection}.weight, "
+        f"{folder}: has no tensors of {kind} ({head.names.hidden_norm}, "
         f"{head.names.layer}*), which converted checkpoints may leave out; use the "
         f"original checkpoint, or another method of speculation, such as ngram"
     )

@@ -51,12 +51,12 @@ def project_states(
     """
     if head.after_norm:
         states = normalise(states, target.norm)
-    if head.kind == "mtp":
+    if head.kind == "mtp" or weights.projection is None:
         return states
     if weights.state_norms:
         parts = states.chunk(len(weights.state_norms), 1)
         pairs = zip(parts, weights.state_norms, strict=True)
-        normed = [normalise(part.contiguous(), norm) for part, norm in pairs]
+        normed = [normalise(part, norm) for part, norm in pairs]
         states = torch.cat(normed, 1)
     return linear(states, weights.projection, step.products)
 
@@ -145,7 +145,7 @@ def _layer_input(
     """Returns what the layer gets of [e(t), h], both normalised."""
     normed_states = normalise(states, weights.hidden_norm)
     rows = torch.cat((normalise(embeddings, weights.embedding_norm), normed_states), 1)
-    if head.kind == "mtp":
+    if head.kind == "mtp" and weights.projection is not None:
         return LayerInput(linear(rows, weights.projection, step.products), None)
     hidden = normed_states if head.normed_residual else states.clone()
     return LayerInput(hidden, rows)

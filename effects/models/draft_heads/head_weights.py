@@ -30,7 +30,7 @@ ID_TYPES: Final = ("I64", "I32")  # of token ids in safetensors files
 class HeadWeights:
     """A draft head's weights."""
 
-    projection: Linear
+    projection: Linear | None  # None: the target's state is the head's
     embedding_norm: Norm  # [hidden]
     hidden_norm: Norm  # [hidden]
     layer: LayerWeights
@@ -63,7 +63,7 @@ def empty_head(
         if names.target_ids:
             target_ids = torch.empty(outputs, dtype=torch.int64, device=device)
     return HeadWeights(
-        projection=make.linear(head.projection),
+        projection=None if head.projection is None else make.linear(head.projection),
         embedding_norm=plain.norm(head.hidden_size, head.norms),
         hidden_norm=plain.norm(head.hidden_size, head.norms),
         layer=empty_layer(head.layer, evolve(make, prefix=names.layer)),
@@ -82,7 +82,8 @@ def head_parts(
 ) -> Iterator[WeightPart]:
     """Yields the tensors of a head's checkpoint, with their targets."""
     names = head.names
-    yield from weight_parts(head.projection, weights.projection, form)
+    if head.projection is not None and weights.projection is not None:
+        yield from weight_parts(head.projection, weights.projection, form)
     norms = [
         (names.embedding_norm, weights.embedding_norm),
         (names.hidden_norm, weights.hidden_norm),

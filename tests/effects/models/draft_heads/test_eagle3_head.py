@@ -13,6 +13,7 @@ from minfer.effects.models.checkpoint.random_weights import random_weights
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.models.draft_heads.head_files import EAGLE3, load_head, read_head
 from minfer.effects.models.families.table import FAMILIES
+from minfer.kernels.plain import normalise
 from tests.effects.models.draft_heads.drafting_heads import HeadRun, assert_same_drafts
 from tests.effects.tiny_eagle3 import TheirEagle3, save_by_speculators, save_eagle3
 from tests.effects.tiny_families import config_of
@@ -88,6 +89,31 @@ def test_layers_are_those_of_the_config_or_three(
     assert layers(tmp_path) == by_speculators
 
 
+@pytest.mark.parametrize("save", [save_eagle3, save_by_speculators])
+def test_a_head_may_read_the_last_hidden_state_alone(save: Any, tmp_path: Path) -> None:
+    theirs = their_head(use_aux_hidden_state=False)
+    run = run_of(save(tmp_path, theirs))
+    assert run.head.hidden_layers == (BEHIND_LAST,)
+    stream, tokens = torch.randn(9, 64), [*range(9)]
+    states = run.project(stream)
+    close_to = normalise(stream, TARGET_WEIGHTS.norm)
+    torch.testing.assert_close(states, close_to, rtol=1e-5, atol=1e-5)
+    assert_same_drafts(run, theirs.draft, states, tokens)
+
+
+def test_a_head_may_be_wider_than_its_target(tmp_path: Path) -> None:
+    target = parse_spec(config_of("Qwen3", hidden_size=32))
+    theirs = TheirEagle3(target_hidden_size=32, fc_norm=True)
+    run = run_of(save_eagle3(tmp_path, theirs), target)
+    streams = torch.randn(9, 3 * 32)
+    states, tokens = theirs.project(streams), [*range(9)]
+    torch.testing.assert_close(run.project(streams), states, rtol=1e-4, atol=1e-4)
+    assert_same_drafts(run, theirs.draft, states, tokens)
+    save_eagle3(tmp_path, their_head(target_hidden_size=32))
+    with pytest.raises(CheckpointError, match="hidden_size 64 and no embed_tokens"):
+        run_of(tmp_path, target)
+
+
 def test_a_config_of_the_authors_names_the_class_of_the_layer(tmp_path: Path) -> None:
     save_eagle3(tmp_path, their_head(), architectures=["LlamaForCausalLM"])
     assert run_of(tmp_path).head.draft_vocab_size == 40
@@ -102,7 +128,8 @@ def test_a_config_of_the_authors_names_the_class_of_the_layer(tmp_path: Path) ->
         ({"model_type": "deepseek_v3"}, "model_type 'deepseek_v3'"),
         ({"draft_vocab_size": 161}, "draft_vocab_size must be at most"),
         ({"eagle_aux_hidden_state_layer_ids": [4]}, "a list of layers from 0 to 3"),
-        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
+        ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm True"),
+        ({"use_aux_hidden_state": 1}, "use_aux_hidden_state must be true or false"),
         ({"eagle_config": 3}, "eagle_config must be"),
         ({"norm_before_fc": True, "fc_norm": True}, "fc_norm must be"),
         ({"pard_token": 3}, "P-EAGLE"),

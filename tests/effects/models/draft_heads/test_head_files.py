@@ -101,10 +101,10 @@ def test_a_checkpoint_without_its_mtp_tensors_is_refused(tmp_path: Path) -> None
     family, name = GLM
     save(str(tmp_path), family, VARIANTS[family, name] | {"num_nextn_predict_layers": 1})
     spec = read_spec(tmp_path)
-    with pytest.raises(CheckpointError, match=r"no tensors of an MTP head .*eh_proj"):
+    with pytest.raises(CheckpointError, match=r"no tensors of an MTP head .*hnorm"):
         read_head(spec, MTP, tmp_path)
     head = read_head(spec, MTP, tmp_path, random=True)
-    with pytest.raises(CheckpointError, match=r"no tensors of an MTP head .*eh_proj"):
+    with pytest.raises(CheckpointError, match=r"no tensors of an MTP head .*hnorm"):
         load_head(tmp_path, spec, head)
 
 
@@ -173,6 +173,7 @@ def test_matrices_of_a_head_are_quantized_as_its_target(
     expected = theirs.draft(states, tokens[1:])
     at_load = evolve(spec, quantization=Quantization(OnLoad(LEVELS["fp8"])))
     run = run_of(tmp_path / "a", at_load)
+    assert run.weights.projection is not None
     assert run.weights.projection.scheme is LEVELS["fp8"]
     found = run.draft(states, tokens[1:])
     scale = float(expected.logits.std())
@@ -180,6 +181,7 @@ def test_matrices_of_a_head_are_quantized_as_its_target(
     quantize_checkpoint(tmp_path / "a", "fp8", tmp_path / "b")
     stored = as_stored(read_spec(tmp_path / "b"), tmp_path / "b")
     kept = run_of(tmp_path / "b", stored)
+    assert kept.weights.projection is not None
     assert kept.weights.projection.scheme.is_plain
     close(kept.draft(states, tokens[1:]), expected)
 
