@@ -115,3 +115,20 @@ def test_a_trained_head_changes_no_token_of_the_bundled_model(tmp_path: Path) ->
             assert sum(output.metrics.preemptions for output in outputs) > 0
     assert answers[1] == answers[0]
     assert answers[2] == answers[0]
+
+
+@pytest.mark.long
+def test_two_ranks_draft_as_one(folder_of: Callable[[str], Path]) -> None:
+    """Each with its part of the head's layer, and of the shared matrices."""
+    answers, accepted = list[Any](), list[int]()
+    for ranks in (1, 2):
+        settings = {**SMALL, "model": str(folder_of("Glm4Moe"))}
+        settings |= {"tensor_parallel_size": ranks, "speculative_config": MTP}
+        with LLM(**settings) as llm:
+            texts = [[*text] for text in prompts()]
+            outputs = llm.generate(texts, PARAMS[0], use_tqdm=False)
+        answers.append([output.outputs[0].token_ids for output in outputs])
+        drafts = [output.metrics.accepted_draft_tokens for output in outputs]
+        accepted.append(sum(drafts))
+    assert answers[0] == answers[1]
+    assert accepted[0] == accepted[1]
