@@ -29,6 +29,7 @@ from minfer.effects.models.draft_heads.head_files import (
 from minfer.effects.models.formats.on_load import OnLoad
 from minfer.effects.models.layout.shapes import head_bytes
 from minfer.effects.models.ranks import Parallel
+from tests.circles import long
 from tests.effects.models.draft_heads.drafting_heads import HeadRun, close
 from tests.effects.models.rank_threads import ThreadRanks, on_ranks
 from tests.effects.tiny_eagle3 import TheirEagle3, save_eagle3
@@ -64,6 +65,7 @@ def tensors_of(node: Any) -> list[Tensor]:
     return found
 
 
+@pytest.mark.long
 def test_a_heads_bytes_are_those_of_its_tensors(tmp_path: Path) -> None:
     for family, name in (GLM, QWEN, DEEPSEEK):
         folder = tmp_path / family
@@ -131,6 +133,7 @@ def test_an_mtp_head_without_a_tensor_or_with_another_is_refused(
         load_head(tmp_path, spec, read_head(spec, MTP, tmp_path))
 
 
+@pytest.mark.long
 def test_copies_of_the_targets_tensors_are_not_read(tmp_path: Path) -> None:
     save_with_mtp(tmp_path, "Glm4Moe", VARIANTS[GLM])
     spec = read_spec(tmp_path)
@@ -160,7 +163,7 @@ def run_of(folder: Path, spec: ModelSpec) -> HeadRun:
     return HeadRun(spec, load_weights(folder, spec), head, load_head(folder, spec, head))
 
 
-@pytest.mark.parametrize(("family", "name"), [QWEN, DEEPSEEK])
+@pytest.mark.parametrize(("family", "name"), long([QWEN, DEEPSEEK]))
 def test_matrices_of_a_head_are_quantized_as_its_target(
     family: str, name: str, tmp_path: Path
 ) -> None:
@@ -186,7 +189,7 @@ def test_matrices_of_a_head_are_quantized_as_its_target(
     close(kept.draft(states, tokens[1:]), expected)
 
 
-@pytest.mark.parametrize(("family", "name"), [QWEN, DEEPSEEK])
+@pytest.mark.parametrize(("family", "name"), [QWEN, *long([DEEPSEEK])])
 def test_a_head_divided_among_ranks_drafts_the_same(
     family: str, name: str, tmp_path: Path
 ) -> None:

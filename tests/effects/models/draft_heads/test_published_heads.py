@@ -31,6 +31,7 @@ WITH_HEADS: Final = [
     for label, row in CHECKPOINTS.items()
     if predicts_further(label) and row["config"]["model_type"] not in UNKNOWN
 ]
+QUICK: Final = ("ERNIE-4.5-21B-A3B-PT", "Qwen3.5-0.8B-Base", "Qwen3.5-35B-A3B")
 PREFIXES: Final = ("mtp.", "model.mtp", "model.layers.{layers}.")
 
 
@@ -42,7 +43,13 @@ def with_headers(checkpoint: Published, expected: Mapping[str, WeightPart]) -> P
     return checkpoint
 
 
-@pytest.mark.parametrize("label", WITH_HEADS)
+@pytest.mark.parametrize(
+    "label",
+    [
+        label if label in QUICK else pytest.param(label, marks=pytest.mark.long)
+        for label in WITH_HEADS
+    ],
+)
 def test_every_tensor_of_a_head_is_read(tmp_path: Path, label: str) -> None:
     checkpoint = published(tmp_path, label)
     spec, found = checkpoint.spec, checkpoint.found
