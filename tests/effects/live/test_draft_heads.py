@@ -15,7 +15,8 @@ from minfer.records.messages import Loading, Preempted
 from tests.circles import long
 from tests.effects.live.test_llm_speculation import FEW, TIGHT, reported, requested
 from tests.effects.live.test_llm_speculation import prompts as bundled_prompts
-from tests.effects.live.test_states import SMALL, prompts, tight
+from tests.effects.live.test_states import BLOCK, SMALL, prompts, tight
+from tests.effects.test_kv_disk import disk, settle
 from tests.effects.test_kv_host_memory import reasons_of
 from tests.effects.tiny_families import VARIANTS
 from tests.effects.tiny_heads import NAMES, save_with_mtp
@@ -132,3 +133,23 @@ def test_two_ranks_draft_as_one(folder_of: Callable[[str], Path]) -> None:
         accepted.append(sum(drafts))
     assert answers[0] == answers[1]
     assert accepted[0] == accepted[1]
+
+
+@pytest.mark.long
+def test_blocks_on_disk_have_the_keys_of_a_head(
+    folder_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Another engine drafts from them as well as the first; one without a head does not
+    read them.
+    """
+    settings = {**SMALL, **disk(tmp_path), "model": str(folder_of("Glm4Moe"))}
+    text, accepted, cached = [*prompts()[4]], list[int](), list[int]()
+    for way in (MTP, MTP, None):
+        with LLM(**settings, speculative_config=way) as llm:
+            [output] = llm.generate([text], PARAMS[0], use_tqdm=False)
+            if not cached:
+                settle(llm, len(text) // BLOCK)
+        cached.append(output.num_cached_tokens or 0)
+        accepted.append(output.metrics.accepted_draft_tokens)
+    assert cached[1] > 0 == cached[0] == cached[2]
+    assert accepted[2] == 0
