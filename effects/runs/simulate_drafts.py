@@ -50,9 +50,10 @@ def add_draft_options(add: Callable[..., Any], list_help: str = "") -> None:
     add(
         "--speculative-method",
         choices=DRAFTERS,
-        help="who says them: what is looked up, a draft model, or a draft head; ngram and suffix are "
-        "the same here, where nothing is looked up: --acceptance-rate tells them apart "
-        "(default: as in the recorded run, else ngram)",
+        help="who says them: what is looked up, or a draft model or head; ngram and "
+        "suffix are the same here, where nothing is looked up, as are the others: "
+        "--acceptance-rate tells them apart (default: as in the recorded run, else "
+        "ngram)",
     )
     add(
         "--acceptance-rate",

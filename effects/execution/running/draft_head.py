@@ -163,9 +163,12 @@ class DraftHead:
         """Returns the hidden state before each input [inputs, hidden]: what its row kept,
         or that of the input before it.
         """
+        kept = self.row_states.index_select(0, step.decode_rows)
+        if not shape.drafts and batch.chunks is None:
+            return kept
         num_inputs, num_rows = len(states), len(step.decode_rows)
         before = states.new_empty(num_inputs + 1, states.shape[1])
-        before[:num_rows] = self.row_states.index_select(0, step.decode_rows)
+        before[:num_rows] = kept
         if shape.drafts:
             count, end = shape.verified, shape.decode_inputs
             before[num_rows : num_rows + count] = states[:count]

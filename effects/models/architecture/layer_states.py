@@ -23,10 +23,9 @@ class LayerStates:
     def note(self, index: int, hidden: "Tensor") -> None:
         """Copy the stream [tokens, hidden] before layer `index`, if it is read."""
         if self.states is None:
-            # Zeros stand for layers that are not run: warm-ups cut models short.
-            self.states = hidden.new_zeros(
-                len(hidden), len(self.layers) * hidden.shape[1]
-            )
+            # Warm-ups cut models short: then some columns mean nothing.
+            size = len(self.layers) * hidden.shape[1]
+            self.states = hidden.new_empty(len(hidden), size)
         if index not in self.layers:
             return
         begin = self.layers.index(index) * hidden.shape[1]

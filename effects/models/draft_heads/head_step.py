@@ -104,7 +104,10 @@ def run_head(
     """
     layer_input = _layer_input(head, weights, embeddings, states, step)
     layer, layer_weights, rows = head.layer, weights.layer, layer_input.rows
-    hidden = mix_tokens(layer, layer_weights, layer_input.hidden, index, step, None, rows)
+    hidden = layer_input.hidden
+    if hidden is states:
+        hidden = states.clone()  # the layer adds to it
+    hidden = mix_tokens(layer, layer_weights, hidden, index, step, None, rows)
     feed(layer, layer_weights, hidden, step)
     if head.chains_normed and weights.norm is not None:
         hidden = normalise(hidden, weights.norm)
@@ -147,5 +150,4 @@ def _layer_input(
     rows = torch.cat((normalise(embeddings, weights.embedding_norm), normed_states), 1)
     if head.kind == "mtp" and weights.projection is not None:
         return LayerInput(linear(rows, weights.projection, step.products), None)
-    hidden = normed_states if head.normed_residual else states.clone()
-    return LayerInput(hidden, rows)
+    return LayerInput(normed_states if head.normed_residual else states, rows)

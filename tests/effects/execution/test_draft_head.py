@@ -13,6 +13,7 @@ from minfer.effects.models.architecture.draft_head import HeadSpec
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.records.messages import Discarded
 from minfer.records.request import Request
+from minfer.records.speculation import REJECTION
 from tests.effects.execution.drafting import drafting
 from tests.effects.execution.heads import (
     Eagle3Reference,
@@ -114,6 +115,21 @@ def test_drafts_behind_accepted_ones_are_those_of_such_a_head(
     assert 0.2 < tally.accepted / tally.proposed < 0.95
     reference = MtpReference.of(target, head, weights)
     assert check_noted(noted, reference, target, tokens, asked) > 15
+
+
+@pytest.mark.parametrize("kind", [eagle3_of, mtp_of])
+def test_rejection_sampling_takes_its_logits(
+    model: Model, kind: Callable[[ModelSpec], HeadSpec]
+) -> None:
+    """Greedy answers are the same by that rule; others are answers."""
+    head, asked = kind(model.spec), requests(0)
+    run, tally = drafting(with_head(model, head), loaded(head), 3, rule=REJECTION)
+    tokens = run.serve(asked)
+    for request in asked:
+        if request.sampling == GREEDY:
+            assert tokens[request.id, 0] == model.expected(request)
+    assert not run.count(Discarded)
+    assert tally.proposed > 0
 
 
 @pytest.mark.parametrize("kind", [eagle3_of, mtp_of])
