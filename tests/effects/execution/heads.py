@@ -262,6 +262,7 @@ def echoing(spec: HeadSpec) -> HeadWeights:
     """A random MTP head that drafts mostly what `repeating` models say."""
     weights = drawn_head(spec)
     hidden, factor = spec.hidden_size, weights.embedding_norm.weight
+    assert weights.projection is not None
     weights.projection.weight.mul_(0.05)
     weights.projection.weight[:, :hidden] += torch.eye(hidden) / factor
     for part in head_parts(spec, weights):
