@@ -13,10 +13,15 @@ from minfer.effects.models.architecture.dense import Dense
 from minfer.effects.models.architecture.draft_head import HeadNames, HeadSpec
 from minfer.effects.models.architecture.layer_states import BEHIND_LAST
 from minfer.effects.models.architecture.layers import FeedForward, Layer
+from minfer.effects.models.architecture.quantization import (
+    Quantization,
+    read_quantization,
+)
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.config_reader import ConfigReader, UnsupportedModelError
 from minfer.effects.models.families.mtp_keys import MtpKeys
 from minfer.effects.models.families.table import FAMILIES
+from minfer.effects.models.formats.compressed_tensors import config_of_mtp
 
 _REMEDY: Final = "use another method of speculation, such as ngram"
 
@@ -62,8 +67,20 @@ def read_mtp_head(
         target_hidden_size=target.hidden_size,
         vocab_size=target.vocab_size,
         chains_normed=keys.chains_normed,
-        quantization=target.quantization,
+        quantization=_quantization(target, config, source),
     )
+
+
+def _quantization(
+    target: ModelSpec, config: Mapping[str, Any], source: str
+) -> Quantization | None:
+    """Returns how a head's matrices are stored: as the target's, unless the config says
+    otherwise. Raises `UnsupportedModelError`, `ModelConfigError`.
+    """
+    own_config = config_of_mtp(config)
+    if own_config is None or target.quantization is None:
+        return target.quantization
+    return read_quantization(ConfigReader(own_config, source))
 
 
 def _count(keys: MtpKeys, config: Mapping[str, Any], source: str) -> int:

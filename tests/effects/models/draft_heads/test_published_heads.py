@@ -70,6 +70,20 @@ def test_every_tensor_of_a_head_is_read(tmp_path: Path, label: str) -> None:
     assert {*places} <= own
 
 
+@pytest.mark.long
+def test_a_head_may_be_quantized_otherwise_than_its_target(tmp_path: Path) -> None:
+    label = "Qwen3.6-27B (Qwen36)"
+    spec = published(tmp_path, label).spec
+    head = read_head(spec, MTP, tmp_path)
+    assert spec.quantization is not None
+    assert head.quantization is not None
+    assert spec.quantization.format.scheme.group == 128
+    assert head.quantization.format.scheme.group == 32
+    config = CHECKPOINTS[label]["config"]
+    groups = config["quantization_config"]["config_groups"]
+    assert groups["group_mtp"]["weights"]["group_size"] == 32
+
+
 def test_heads_of_other_families_are_refused_by_name(tmp_path: Path) -> None:
     checkpoint = published(tmp_path, "Qwen3-8B-FP8")
     with pytest.raises(UnsupportedModelError, match="MTP heads of Qwen3ForCausalLM are"):
