@@ -25,7 +25,7 @@ from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.tokenizer import Tokenizer
 
 LENGTH: Final = 192  # tokens of a row
-RATE: Final = 1e-3
+RATE: Final = 2e-3
 PLACES: Final = 3  # of a chain that is trained
 VOCAB: Final = 2048  # tokens that the head knows
 Places = list[tuple[Tensor, Tensor]]
