@@ -153,3 +153,31 @@ def test_blocks_on_disk_have_the_keys_of_a_head(
         accepted.append(output.metrics.accepted_draft_tokens)
     assert cached[1] > 0 == cached[0] == cached[2]
     assert accepted[2] == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_failed_step_changes_no_token(
+    depth: int, folder_of: Callable[[str], Path]
+) -> None:
+    """One fails before anything is computed, two when the target has run."""
+    folder, calls = folder_of("Qwen3Next"), 0
+    settings = {**SMALL, "model": str(folder), "steps_in_flight": depth}
+    with LLM(**settings, speculative_config=MTP) as llm:
+        executor: Any = llm.worker.driver.executor
+        step = executor.runner.step
+        model = step.model
+
+        def failing(*arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 4:
+                raise RuntimeError("before")
+            logits = model(*arguments)
+            if calls in (9, 16):
+                raise RuntimeError("behind")
+            return logits
+
+        step.model = failing
+        assert served(llm) == without(folder)
+    assert calls > 16
