@@ -16,6 +16,7 @@ from tests.circles import long
 from tests.effects.live.test_llm_speculation import FEW, TIGHT, reported, requested
 from tests.effects.live.test_llm_speculation import prompts as bundled_prompts
 from tests.effects.live.test_states import BLOCK, SMALL, prompts, tight
+from tests.effects.live.test_structured_speculation import serve as serve_structured
 from tests.effects.test_kv_disk import disk, settle
 from tests.effects.test_kv_host_memory import reasons_of
 from tests.effects.tiny_families import VARIANTS
@@ -110,7 +111,7 @@ def test_a_trained_head_changes_no_token_of_the_bundled_model(tmp_path: Path) ->
         settings = {**TIGHT, "steps_in_flight": depth, "speculative_config": way}
         with LLM(device="cpu", dtype="float32", **settings) as llm:
             outputs = llm.generate(bundled_prompts(FEW), wanted, use_tqdm=False)
-        answers.append(reported(outputs))
+            answers.append((reported(outputs), serve_structured(llm, 10)))
         if way is not None and not way["adaptive"]:
             assert sum(output.metrics.accepted_draft_tokens for output in outputs) > 0
             assert sum(output.metrics.preemptions for output in outputs) > 0
