@@ -13,7 +13,7 @@ Texts mean nothing: what stands is what the target drew, behind a draft that it 
 see.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 from unittest.mock import patch
@@ -29,6 +29,7 @@ from minfer.effects.execution.device.streams import wait
 from minfer.effects.execution.open_backend import open_backend
 from minfer.kernels import on_triton
 from minfer.kernels.row_state import RowTensors
+from minfer.records.speculation import MOST_DRAFTS
 
 BLOCK: Final = 256
 SIDES: Final = 2**32
@@ -39,7 +40,9 @@ FIRST: Final = 0x7FEB352D
 SECOND: Final = 0x846CA68B
 
 
-@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["owners"])
+@triton.jit(
+    do_not_specialize=["count"], do_not_specialize_on_alignment=["owners", "heads"]
+)
 def _toss(
     owners,
     last,
@@ -108,14 +111,20 @@ class Coined:
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
-        self.heads = torch.zeros(1, dtype=torch.int64, device=inner.device)
+        # Of 2^32 sides, by place of a draft.
+        self.heads = torch.zeros(MOST_DRAFTS, dtype=torch.int64, device=inner.device)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def set(self, acceptance: float) -> None:
-        """From now on this share of the drafts is accepted. Between requests."""
-        self.heads.fill_(round(acceptance * SIDES))
+    def set(self, acceptance: float | Sequence[float]) -> None:
+        """From now on this share of the drafts is accepted, of those whose predecessors
+        were: in all places, or by place, in further ones as in the last that is given.
+        Between requests.
+        """
+        rates = [acceptance] if isinstance(acceptance, float) else [*acceptance]
+        rates += rates[-1:] * (len(self.heads) - len(rates))
+        self.heads.copy_(torch.tensor([round(rate * SIDES) for rate in rates]))
         if self.heads.is_cuda:
             wait(self.heads.device)  # steps are on another stream
 
@@ -136,7 +145,8 @@ class Coined:
         accepted: Tensor,
     ) -> None:
         """As `kernels.verify_drafts.accept_drafts`, of drafts that were tossed."""
-        tossed = toss(owners, state.last, state.next, self.streams, self.heads)
+        heads = self.heads[place : place + 1]
+        tossed = toss(owners, state.last, state.next, self.streams, heads)
         del drafts
         self.inner.accept_drafts(
             before=before,

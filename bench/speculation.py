@@ -19,11 +19,12 @@ At temperature 1 the same by the other rule, rejection sampling: of a model's dr
 1 - TV should be accepted. `bench/speculation_rules` does that by its pure functions, too.
 
 By the default rule outputs must equal those without drafts: all is in float32, and it is
-an error if not.
+an error if not. `--head FOLDER` measures an EAGLE-3 head alone (bench/train_head.py).
 """
 
 import argparse
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -37,7 +38,13 @@ from bench.speculation_rules import by_rejection
 from minfer import LLM, RequestOutput, SamplingParams
 from minfer.analysis.drafts import SampleDrafts, sample_drafts, tally_of, valid_steps
 from minfer.effects.setup.folders import bundled_folder
-from minfer.effects.setup.speculation_settings import DRAFT_MODEL, METHODS, SAME, STANDARD
+from minfer.effects.setup.speculation_settings import (
+    DRAFT_MODEL,
+    EAGLE3,
+    SAME,
+    STANDARD,
+    WITHOUT_HEADS,
+)
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records import acceptance
 from minfer.records.state import EngineState, Turn
@@ -180,7 +187,7 @@ def config_of(method: str, drafts: int, rule: str = SAME) -> dict[str, Any]:
 def by_coins(prompts: Ids, pair: Pair, args: argparse.Namespace) -> dict[str, Any]:
     """All proposers at temperature 1, by rejection sampling."""
     results: dict[str, Any] = {}
-    for method in METHODS:
+    for method in WITHOUT_HEADS:
         config = config_of(method, args.drafts, STANDARD)
         speculated = ran(prompts, 1.0, args.tokens, config)
         results[method] = speculated.seen.figures()
@@ -190,13 +197,30 @@ def by_coins(prompts: Ids, pair: Pair, args: argparse.Namespace) -> dict[str, An
     return results
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    prompts, pair = windows(args.prompts), Pair()
+def by_head(prompts: Ids, args: argparse.Namespace) -> dict[str, Any]:
+    """A head at each temperature, by the default rule."""
+    config = config_of(EAGLE3, args.drafts) | {"model": str(args.head)}
     results: dict[str, Any] = {}
     for temperature in TEMPERATURES:
         plain = ran(prompts, temperature, args.tokens, None)
-        for method in METHODS:
+        speculated = ran(prompts, temperature, args.tokens, config)
+        if speculated.texts != plain.texts:
+            raise SystemExit("a head: outputs differ from those without drafts")
+        results[f"temperature {temperature:g}"] = speculated.seen.figures()
+    show(results)
+    return {"drafts": args.drafts, "prompts": len(prompts), "same noise": results}
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    prompts = windows(args.prompts)
+    if args.head is not None:
+        return by_head(prompts, args)
+    pair = Pair()
+    results: dict[str, Any] = {}
+    for temperature in TEMPERATURES:
+        plain = ran(prompts, temperature, args.tokens, None)
+        for method in WITHOUT_HEADS:
             speculated = ran(
                 prompts, temperature, args.tokens, config_of(method, args.drafts)
             )
@@ -234,6 +258,7 @@ if __name__ == "__main__":
             "default": 8,
             "help": "of as many prompts one is for the pure functions",
         },
+        "--head": {"type": Path, "default": None, "help": "an EAGLE-3 head's folder"},
         "--seed": 0,
     }
     run("speculation", measure, options)

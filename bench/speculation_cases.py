@@ -39,7 +39,7 @@ class Way:
     """An engine, and the acceptance that is set, if any is."""
 
     config: Config = None
-    acceptance: float | None = None
+    acceptance: float | tuple[float, ...] | None = None  # in all places, or by place
 
 
 @frozen(kw_only=True)

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from minfer.effects.setup.speculation_settings import (
     DRAFT_MODEL,
-    METHODS,
+    WITHOUT_HEADS,
     SpeculativeConfig,
 )
 from minfer.sampling.params import SamplingParams
@@ -142,7 +142,7 @@ def by_rejection(
     """All proposers at temperature 1."""
     target, draft = models
     results: dict[str, Any] = {}
-    for method in METHODS:
+    for method in WITHOUT_HEADS:
         drafter: Drafter
         if method == DRAFT_MODEL:
             drafter = ByModel(draft, RowSampling.of(SamplingParams(), 0, 0))

@@ -230,7 +230,7 @@ def measure(args: argparse.Namespace) -> None:
             shaped = f"{args.shape}, " if name in IN_PART["cuda"] else ""
             label = f"{name}, {shaped}{device_name}"
             print(label, flush=True)
-            ended = measured(all_parts[name](), label, results, end)
+            ended = measured(all_parts[name](), label, results, end, args.ways)
             table(results.rates[label], VLLM if label.startswith("set, 7B") else {})
             if not ended:
                 print("there is more to measure: call again", flush=True)
@@ -247,15 +247,19 @@ def restricted(case: Case, begins: str) -> Case:
     return evolve(case, ways=ways)
 
 
-def measured(part: Part, label: str, results: Results, end: float) -> bool:
-    """All cases of a part that lack rounds; false if there was no time for them."""
+def measured(
+    part: Part, label: str, results: Results, end: float, begins: str = ""
+) -> bool:
+    """All cases of a part that lack rounds, in the ways whose names begin so; false if
+    there was no time for them.
+    """
     on_cpu = part.settings.get("device") == "cpu"
     clock = time.process_time if on_cpu else time.perf_counter
     session, label_rates = Session(part, clock), results.rates.setdefault(label, {})
     pairs = results.args.pairs
     try:
         for name, full_case in part.cases.items():
-            case = restricted(full_case, results.args.ways)
+            case = restricted(full_case, begins)
             rates = label_rates.setdefault(name, {way: [] for way in case.ways})
             rounds = Rounds(session, case, rates, end)
             if not rounds.go_on(pairs, results.write):

@@ -37,6 +37,7 @@ from minfer.effects.execution.ranks.worker_group import RankError, WorkerGroup
 from minfer.effects.execution.running.background import Background
 from minfer.effects.execution.running.deferred_sampling import Bits, with_masks
 from minfer.effects.execution.running.draft_model import LoadedDraft
+from minfer.effects.execution.running.head_model import LoadedHead
 from minfer.effects.execution.running.plan_launcher import LaunchedPlan, PlanLauncher
 from minfer.effects.execution.running.runner import ModelRunner
 from minfer.effects.execution.tiers.keyed_store import KeyedStore
@@ -74,12 +75,12 @@ class TorchExecutor:
         checked: bool = False,
         kernels: bool = False,
         readiness: Readiness = Readiness(),
-        draft: LoadedDraft | None = None,
+        draft: LoadedDraft | LoadedHead | None = None,
         store: KeyedStore | None = None,
         ranks: Communicator = SINGLE_RANK,
         workers: WorkerGroup | None = None,
     ) -> None:
-        """Runs on `device`, which has the weights, also those of the draft model;
+        """Runs on `device`, which has the weights, also those of the drafter;
         `store` has the blocks of the external store. `ranks` run the model together, of
         which `spec` and the weights are this one's part; rank 0 has the `workers` of the
         others, which do what it does.
@@ -89,9 +90,11 @@ class TorchExecutor:
         MemoryError or RuntimeError (torch.OutOfMemoryError) if the cache does not fit,
         and ConfigError for an impossible speculation or other groups than the model's.
         """
-        check_speculation(config, has_draft_model=draft is not None)
+        check_speculation(config, has_drafter=draft is not None)
         self.device = torch.device(device)
-        backend = open_backend(spec, config, self.device, kernels=kernels)
+        backend = open_backend(
+            spec.with_head_layer(), config, self.device, kernels=kernels
+        )
         self.routes = backend.described  # which kernel serves what, in words
         self.runner = ModelRunner(
             backend,

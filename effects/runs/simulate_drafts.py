@@ -17,7 +17,7 @@ from attrs import evolve
 
 from minfer.effects.runs.arrivals import ArrivalTrace
 from minfer.effects.runs.simulate_options import Case
-from minfer.effects.setup.speculation_settings import DRAFT_MODEL, NGRAM, SUFFIX
+from minfer.effects.setup.speculation_settings import DRAFT_MODEL, HEADS, LOOKUPS
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE, HOST, Speculation
 from minfer.simulation.cost import CostModel
@@ -25,7 +25,10 @@ from minfer.simulation.guesses import DEFAULT_RATE, Guesses
 from minfer.values.checks import ConfigError
 
 # Who drafts, by the names of methods.
-DRAFTERS: Final = {NGRAM: HOST, SUFFIX: HOST, DRAFT_MODEL: DEVICE}
+DRAFTERS: Final = {
+    **dict.fromkeys(LOOKUPS, HOST),
+    **dict.fromkeys((DRAFT_MODEL, *HEADS), DEVICE),
+}
 
 DRAFTS_NEEDED: Final = (
     "--speculative-method needs --num-speculative-tokens: how many drafts"
@@ -47,9 +50,10 @@ def add_draft_options(add: Callable[..., Any], list_help: str = "") -> None:
     add(
         "--speculative-method",
         choices=DRAFTERS,
-        help="who says them: what is looked up, or a draft model; ngram and suffix are "
-        "the same here, where nothing is looked up: --acceptance-rate tells them apart "
-        "(default: as in the recorded run, else ngram)",
+        help="who says them: what is looked up, or a draft model or head; ngram and "
+        "suffix are the same here, where nothing is looked up, as are the others: "
+        "--acceptance-rate tells them apart (default: as in the recorded run, else "
+        "ngram)",
     )
     add(
         "--acceptance-rate",

@@ -290,7 +290,7 @@ class EngineArgs(ModelArg):
         None,
         "speculative decoding, with vLLM's keys, such as "
         '\'{"method": "ngram", "num_speculative_tokens": 4}\': method (ngram, suffix, '
-        "draft_model), model, num_speculative_tokens, prompt_lookup_min, "
+        "draft_model, mtp, eagle3), model, num_speculative_tokens, prompt_lookup_min, "
         "prompt_lookup_max, disable_by_batch_size, adaptive, rejection_sample_method; "
         'answers stay the same, or with the last one "standard" their distribution',
         SPECULATION,

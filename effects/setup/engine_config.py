@@ -77,13 +77,15 @@ def engine_config(
 def _groups(
     args: EngineArgs, spec: ModelSpec, speculative: SpeculativeConfig | None
 ) -> tuple[CacheGroup, ...]:
-    """Returns the model's cache groups; one for all layers beside a draft model, whose
-    tables are the same. Raises ConfigError if pages are too small for states.
+    """Returns the model's cache groups, a draft head's layer included; one for all layers
+    where the device makes drafts: a draft model reads the target's tables, and the core
+    plans its drafts for one group. Raises ConfigError if pages are too small for states.
     """
-    has_draft_model = (
+    drafts_on_device = (
         speculative is not None and speculative.speculation.drafter == DEVICE
     )
-    layout_of = one_group if has_draft_model else cache_layout
+    spec = spec.with_head_layer()
+    layout_of = one_group if drafts_on_device else cache_layout
     layout = layout_of(spec)
     if not spec.has_states:
         return layout.groups

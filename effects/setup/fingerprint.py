@@ -21,6 +21,7 @@ from attrs import asdict
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.checkpoint.weight_files import shards
 from minfer.effects.models.config_reader import CheckpointError
+from minfer.effects.setup.draft_head_checkpoint import HeadCheckpoint
 from minfer.effects.setup.engine_args import EngineArgs
 
 _HEAD_BYTES: Final = 1 << 16  # bytes read at the start of a weight file to identify it
@@ -29,18 +30,27 @@ _NUM_SAMPLES: Final = 16
 
 
 def fingerprint(
-    args: EngineArgs, config: Mapping[str, object], spec: ModelSpec, folder: Path
+    args: EngineArgs,
+    config: Mapping[str, object],
+    spec: ModelSpec,
+    folder: Path,
+    head: HeadCheckpoint | None = None,
 ) -> bytes:
     """Returns a digest of a model's config.json, its dtype in use, the formats of its
-    cache and of its states, the window and sink tokens that settings give its layers, and
-    its weights.
+    cache and of its states, the window and sink tokens that settings give its layers,
+    its weights, and those of its draft head, whose keys are beside its own.
     """
     weights: list[Any] = [args.executor, args.load_format, args.seed]
     if args.executor == "torch" and args.load_format != "dummy":
         blocks_outlive_engine = args.kv_disk is not None
         files = sorted(_files(folder))
+        if head is not None:
+            files += sorted(_files(head.folder))
         weights = [_file_identity(path, timed=blocks_outlive_engine) for path in files]
-    formats = [asdict(kv_format) for kv_format in spec.kv_formats]
+    cached_spec = spec.with_head_layer()
+    formats = [asdict(kv_format) for kv_format in cached_spec.kv_formats]
+    if head is not None:
+        formats.append({"draft_head": head.spec.kind})
     quantization = spec.quantization
     if quantization is not None:  # in that of unquantized weights nothing changes
         formats.append(

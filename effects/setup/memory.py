@@ -50,6 +50,8 @@ from minfer.effects.models.layout.shapes import (
     cuda_activation_bytes,
     dequantized_context_bytes,
     expansion_bytes,
+    head_activation_bytes,
+    head_bytes,
     kept_logits_bytes,
     kv_bytes_per_token,
     layer_kv_bytes_per_token,
@@ -90,7 +92,7 @@ def size_text(count: int) -> str:
 class MemoryPlan:
     """The use of memory; sizes in bytes. `limit` is None if there is no limit."""
 
-    spec: ModelSpec
+    spec: ModelSpec  # with the layer of its draft head, if it has one
     sizes: EngineConfig  # without its `num_blocks`
     limit: int | None
     weights: int
@@ -100,7 +102,7 @@ class MemoryPlan:
     workspace_per_block: int
     num_blocks: int = 0
     draft: ModelSpec | None = None  # the draft model, which is included in all of these
-    draft_weights: int = 0
+    draft_weights: int = 0  # of that, or of a draft head
 
     @property
     def kv_cache(self) -> int:
@@ -162,6 +164,11 @@ def plan_memory(
     ignored, and only checked is whether one sequence of full length fits. Raises
     NotEnoughMemoryError.
     """
+    weights, head = weight_bytes(spec, cuda=cuda), spec.draft_head
+    draft_weights = 0 if draft is None else weight_bytes(draft, cuda=cuda)
+    if head is not None:
+        draft_weights = head_bytes(head, spec.dtype, cuda=cuda)
+        spec = spec.with_head_layer()
     specs = [spec] if draft is None else [spec, draft]
     layout = layout_for(spec, sizes)
     block_bytes = page_bytes(spec, layout, sizes.block_size)
@@ -187,6 +194,8 @@ def plan_memory(
         graphs = 0
         activations = max(activation_bytes(model_spec, sizes) for model_spec in specs)
     activations += kept_logits_bytes(spec, sizes)
+    if head is not None:
+        activations += head_activation_bytes(head, spec.dtype, sizes)
     activations += layout.state_pages * block_bytes  # of padding rows
     workspace_sizes = (
         layer_kv_bytes_per_token(model_spec) * _gathered_copies(model_spec, cuda)
@@ -196,13 +205,13 @@ def plan_memory(
         spec=spec,
         sizes=sizes,
         limit=limit,
-        weights=sum(weight_bytes(model_spec, cuda=cuda) for model_spec in specs),
+        weights=weights + draft_weights,
         activations=activations,
         graphs=graphs,
         block_bytes=block_bytes,
         workspace_per_block=max(workspace_sizes) * sizes.block_size,
         draft=draft,
-        draft_weights=0 if draft is None else weight_bytes(draft, cuda=cuda),
+        draft_weights=draft_weights,
     )
     blocks_per_sequence = sizes.most_pages(
         blocks_for(sizes.max_model_len, sizes.block_size)
@@ -366,8 +375,9 @@ def describe(
     if plan.limit is not None:
         limit = f"of {size_text(plan.limit)} that may be used"
     draft_rows = []
-    if plan.draft is not None:
-        draft_rows = [("of that, a draft model's", size_text(plan.draft_weights))]
+    if plan.draft_weights:
+        drafter = "head" if plan.draft is None else "model"
+        draft_rows = [(f"of that, a draft {drafter}'s", size_text(plan.draft_weights))]
     rows = [
         ("model", model),
         *model_rows,

@@ -41,6 +41,11 @@ from minfer.effects.models.gguf.container import is_gguf
 from minfer.effects.setup.advice import recommended_params
 from minfer.effects.setup.device import DeviceError, DeviceInfo, find_device
 from minfer.effects.setup.draft_checkpoint import DraftCheckpoint
+from minfer.effects.setup.draft_head_checkpoint import (
+    HeadCheckpoint,
+    find_head_checkpoint,
+    with_head,
+)
 from minfer.effects.setup.engine_args import DTYPES, EngineArgs
 from minfer.effects.setup.engine_config import engine_config
 from minfer.effects.setup.fingerprint import fingerprint
@@ -99,6 +104,7 @@ class Setup:
     default_params: Mapping[str, float]  # the model's recommended sampling parameters
     speculative: SpeculativeConfig | None = None  # as requested
     draft: DraftCheckpoint | None = None  # the draft model, if there is one
+    head: HeadCheckpoint | None = None  # the draft head, if there is one
 
     def default_sampling_params(self, **overrides: Any) -> SamplingParams:
         """Returns the recommended parameters, changed by `overrides`. Raises
@@ -138,13 +144,15 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
     spec = with_state_dtype(spec, args.state_dtype)
     window, sinks = args.attention_window, args.attention_sink_tokens
     spec = with_attention_window(spec, window, sinks)
-    check_peers(args.kv_peers, spec)
     if warns:
         warn_of_adapter(folder)
         warn_of_cache_scheme(raw_config, config_name, spec.kv_dtype)
     if device.kind == "cuda":
         check_kernels(spec, folder)
     speculative = speculative_config(args.speculative_config)
+    head = find_head_checkpoint(speculative, args, folder, spec)
+    spec = with_head(spec, head)
+    check_peers(args.kv_peers, spec.with_head_layer())
     check_recurrent_layers(args, spec)
     if limit is None and args.executor == "torch":
         limit = usable_memory(device, args.gpu_memory_utilization)
@@ -170,6 +178,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
         spec=spec,
         speculative=speculative,
         draft=draft,
+        head=head,
         memory=memory,
         config=evolve(
             config,
@@ -179,7 +188,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
             external_store=external_store(args, memory),
         ),
         stop_ids=frozenset(eos_ids(folder)),
-        fingerprint=fingerprint(args, raw_config, spec, folder),
+        fingerprint=fingerprint(args, raw_config, spec, folder, head),
         default_params={**_advice(advice_file, warns=warns), **own_params},
     )
 

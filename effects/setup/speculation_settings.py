@@ -2,11 +2,15 @@
 
     {"method": "ngram", "num_speculative_tokens": 4}
     {"method": "draft_model", "model": "org/name", "num_speculative_tokens": 5}
+    {"method": "mtp", "num_speculative_tokens": 2}
+    {"method": "eagle3", "model": "org/head", "num_speculative_tokens": 3}
 
 `method` is what makes the drafts: "ngram" looks up what followed the same tokens in the
-request itself, "suffix" also in other requests' outputs, and "draft_model" is a smaller
-model with the same tokenizer. Drafts never change the outputs, unless
-`rejection_sample_method` is "standard": then they do not change their distribution.
+request itself, "suffix" also in other requests' outputs; "draft_model" is a smaller model
+with the same tokenizer; "mtp" and "eagle3" are heads that read the target's hidden
+states, one in the target's own checkpoint, one in a checkpoint made for it. Drafts never
+change the outputs, unless `rejection_sample_method` is "standard": then they do not
+change their distribution.
 """
 
 from collections.abc import Mapping
@@ -32,7 +36,13 @@ from minfer.values.checks import ConfigError, number
 NGRAM: Final = "ngram"
 SUFFIX: Final = "suffix"
 DRAFT_MODEL: Final = "draft_model"
-METHODS: Final = (NGRAM, SUFFIX, DRAFT_MODEL)
+MTP: Final = "mtp"
+EAGLE3: Final = "eagle3"
+LOOKUPS: Final = (NGRAM, SUFFIX)
+HEADS: Final = (MTP, EAGLE3)
+WITHOUT_HEADS: Final = (*LOOKUPS, DRAFT_MODEL)
+METHODS: Final = (*WITHOUT_HEADS, *HEADS)
+WITH_MODEL: Final = (DRAFT_MODEL, EAGLE3)  # methods that have a checkpoint of their own
 # vLLM's names of acceptance rules: a draft must equal the token that the target samples,
 # or a coin decides.
 SAME: Final = "same_noise"
@@ -42,14 +52,16 @@ ACCEPTED_BY: Final = {SAME: SAME_NOISE, STANDARD: REJECTION}
 # cost more than they gain.
 MAX_HOST_DRAFT_ROWS: Final = 32
 MAX_MODEL_DRAFT_ROWS: Final = 64
+MAX_HEAD_DRAFT_ROWS: Final = 128
+MAX_DRAFT_ROWS: Final = {
+    **dict.fromkeys(LOOKUPS, MAX_HOST_DRAFT_ROWS),
+    DRAFT_MODEL: MAX_MODEL_DRAFT_ROWS,
+    **dict.fromkeys(HEADS, MAX_HEAD_DRAFT_ROWS),
+}
 _SETTING: Final = "speculative_config"
-_UNSUPPORTED_METHODS: Final = (
-    "eagle",
-    "eagle3",
-    "medusa",
-    "mtp",
-    "mlp_speculator",
-)  # methods of other engines
+# Methods of other engines.
+_UNSUPPORTED_METHODS: Final = ("eagle", "medusa", "mlp_speculator")
+_OF_FAMILY: Final = "_mtp"  # how vLLM's older names of MTP end: "deepseek_mtp"
 
 
 _whole: Final = partial(number, prefix=f"{_SETTING}: ")
@@ -89,8 +101,9 @@ class SpeculativeConfig:
     method: str = field(validator=_method)
     # drafts of a row in a step, at most
     num_speculative_tokens: int = field(default=4, validator=_whole(1, MOST_DRAFTS))
-    model: str | None = None  # of "draft_model": its folder, or its name on the hub
-    # of the others: matching tokens that are required, and tokens that are compared
+    # of "draft_model" and "eagle3": its folder, or its name on the hub
+    model: str | None = None
+    # of lookups: matching tokens that are required, and tokens that are compared
     prompt_lookup_min: int | None = field(default=None, validator=_whole(1, 64))
     prompt_lookup_max: int | None = field(default=None, validator=_whole(1, 1024))
     # in steps of more rows there are no drafts
@@ -101,14 +114,23 @@ class SpeculativeConfig:
     rejection_sample_method: str = field(default=SAME, validator=_acceptance)
 
     def __attrs_post_init__(self) -> None:
-        if self.method == DRAFT_MODEL:
+        if self.method not in LOOKUPS:
             for name in ("prompt_lookup_min", "prompt_lookup_max"):
                 if getattr(self, name) is not None:
                     raise ConfigError(
                         f"{_SETTING}: {name} goes with {NGRAM} and {SUFFIX}"
                     )
-        elif self.model is not None:
-            raise ConfigError(f"{_SETTING}: model goes with the method {DRAFT_MODEL!r}")
+        if self.method not in WITH_MODEL and self.model is not None:
+            methods = " and ".join(map(repr, WITH_MODEL))
+            raise ConfigError(
+                f"{_SETTING}: model goes with the methods {methods}, not with "
+                f"{self.method!r}"
+            )
+        if self.method == EAGLE3 and self.model is None:
+            raise ConfigError(
+                f"{_SETTING}: eagle3 needs a model: the path of the head's checkpoint "
+                f"folder, or its name on the hub"
+            )
         if not isinstance(self.model, str | Path | None) or self.model == "":
             raise ConfigError(
                 f"{_SETTING}: model must be the path of a checkpoint folder"
@@ -132,20 +154,19 @@ class SpeculativeConfig:
     @property
     def speculation(self) -> Speculation:
         """The engine's configuration, before the costs of its steps are measured."""
-        by_host = self.method != DRAFT_MODEL
+        by_host = self.method in LOOKUPS
         return Speculation(
             drafter=HOST if by_host else DEVICE,
             drafts=self.num_speculative_tokens,
             rule=ACCEPTED_BY[self.rejection_sample_method],
-            rows=self.disable_by_batch_size
-            or (MAX_HOST_DRAFT_ROWS if by_host else MAX_MODEL_DRAFT_ROWS),
+            rows=self.disable_by_batch_size or MAX_DRAFT_ROWS[self.method],
             adaptive=False,
         )
 
     @property
     def proposer(self) -> Proposer | None:
         """The proposer of drafts on the host, if there is one."""
-        if self.method == DRAFT_MODEL:
+        if self.method not in LOOKUPS:
             return None
         min_tokens, max_tokens = self.lookup_lengths
         if self.method == NGRAM:
@@ -165,6 +186,9 @@ def speculative_config(setting: Any) -> SpeculativeConfig | None:
         )
     keys = [attribute.name for attribute in fields(SpeculativeConfig)]
     check_keys(_SETTING, setting, keys)
+    method = setting.get("method")
+    if isinstance(method, str) and method.endswith(_OF_FAMILY):
+        setting = {**setting, "method": MTP}
     if "method" not in setting:
         if setting.get("model") is None:
             raise ConfigError(f"{_SETTING} needs a method: one of {', '.join(METHODS)}")

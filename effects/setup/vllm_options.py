@@ -449,8 +449,8 @@ _GROUPS: Final = (
     ),
     _Group(
         _R,
-        "speculation is by lookups (ngram, suffix) or by a draft model; see "
-        "--speculative-config",
+        "speculation is by lookups (ngram, suffix), a draft model or a draft head "
+        "(mtp, eagle3); see --speculative-config",
         "diffusion-config engram-config",
     ),
     _Group(_R, "noise is drawn in 32 bits; leave it out", "use-fp64-gumbel"),

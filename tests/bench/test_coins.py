@@ -98,6 +98,17 @@ def test_drafts_stand_as_often_as_is_set(
 
 
 @pytest.mark.long
+def test_acceptance_is_set_by_place(coined: tuple[LLM, coins.Coined]) -> None:
+    llm, coin = coined
+    coin.set((1.0, 1.0, 0.0))
+    llm.worker.driver.record = counted = Counted()
+    params = SamplingParams(temperature=0, max_tokens=41, ignore_eos=True)
+    llm.generate([[1, 2, number] for number in range(4)], params, use_tqdm=False)
+    whole = [drafts.accepted for drafts in counted.drafts if drafts.proposed == 4]
+    assert set(whole) == {2}
+
+
+@pytest.mark.long
 def test_a_text_that_goes_round(folder: Path) -> None:
     with going_round():
         llm = drafting(folder, **speculative_config("ngram", adaptive=False))

@@ -124,6 +124,10 @@ def step(tokens: int, *, splits: int = 1, chunk: bool = False) -> None:
     qkv = fused_linear.norm_linear(x, scale, matrix(QKV, HIDDEN, bias=True))
     rope.rope_and_cache(qkv, turns, indices, slots, *caches, HEADS, KV_HEADS)
     of_heads = Norm(half(DIM), 1e-6)
+    kv = half(tokens, 2 * KV_HEADS * DIM)  # of a draft head: without queries
+    rope.rope_and_cache(
+        *(kv, turns, indices, slots, *caches, 0, KV_HEADS, of_heads, of_heads)
+    )
     for norms_last in (False, True):
         rope.rope_and_cache(
             qkv,

@@ -254,6 +254,20 @@ def test_rope_and_cache(
     assert (values[is_other] == 7).all()
 
 
+@pytest.mark.parametrize("shared", [1, 4])
+def test_keys_and_values_are_written_alike_without_queries(
+    device: str, shared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rope, "TOKENS_PER_PROGRAM", shared)
+    monkeypatch.setattr(rope, "MIN_SHARED_PROGRAM_TOKENS", 5)
+    step, alone = (Rope(device, torch.float32, 4, 2, 64) for _ in range(2))
+    q_norm, k_norm = step.norms
+    step.run(q_norm, k_norm)
+    alone.qkv, alone.heads = alone.qkv[:, 4 * 64 :], 0
+    alone.run(k_norm, k_norm)
+    assert torch.equal(alone.pool, step.pool)
+
+
 @types
 def test_heads_are_normalised_after_the_rotation(device: str, dtype: torch.dtype) -> None:
     step = Rope(device, dtype, 4, 2, 64)

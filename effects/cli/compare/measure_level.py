@@ -18,6 +18,7 @@ from minfer.effects.cli.compare.results import LevelResult, Memory, Quality, Spe
 from minfer.effects.cli.compare.score_text import BaseProbabilities, score_text
 from minfer.effects.cli.compare.text_windows import TextWindows
 from minfer.effects.execution.device.streams import release_cached_memory
+from minfer.effects.execution.running.draft_head import DraftHead
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.execution.warming.start_progress import ignore_progress
 from minfer.effects.live.llm import LLM
@@ -90,12 +91,15 @@ def _result(
 
 
 def _memory(llm: LLM, executor: TorchExecutor) -> Memory:
-    """Returns the memory of weights and KV, a draft model's included."""
+    """Returns the memory of weights and KV, a drafter's included."""
     plan, runner = llm.setup.memory, executor.runner
-    models, caches = [runner.step.model], runner.cache.page_views()
-    if runner.draft is not None:
-        models.append(runner.draft.model)
-        caches += runner.draft.cache.page_views()
+    models: list[object] = [runner.step.model]
+    caches = runner.cache.page_views()
+    if isinstance(runner.drafter, DraftHead):
+        models.append(runner.drafter.head.weights)
+    if runner.draft_model is not None:
+        models.append(runner.draft_model.model)
+        caches += runner.draft_model.cache.page_views()
     token = kv_bytes_per_token(plan.spec)
     token += 0 if plan.draft is None else kv_bytes_per_token(plan.draft)
     return Memory(

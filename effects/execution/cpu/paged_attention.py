@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from attrs import Factory, frozen
+from attrs import Factory, evolve, frozen
 from torch import Tensor
 
 from minfer.effects.execution.cpu.attention_reads import (
@@ -126,6 +126,37 @@ class KVCache:
         gqa = heads_of(self.spec, index)
         heads = Heads(gqa, gqa.scale if scale is None else scale, None)
         return self._cast(batch, index, qkv, heads)
+
+    def store(self, batch: Batch, index: int, kv: Tensor, heads: HeadWeights) -> None:
+        """Norm and rotate keys, write keys and values; see `PagedCache`."""
+        gqa = evolve(heads_of(self.spec, index), heads=0)
+        kv = padded_values(gqa, kv)
+        if gqa.keys_are_values:
+            kv = torch.cat((kv, kv), 1)
+        by_head = kv.view(len(kv), -1, gqa.head_dim)
+        keys, heads = by_head[:, : gqa.new_kv_heads], evolve(heads, q_norm=None)
+        if not heads.norms_after_rope:
+            _norm_each_head(by_head, gqa, heads)
+        if gqa.rope is not None:
+            rotate(keys, *self._prepared(batch)[2][gqa.rope, gqa.rotated])
+        if heads.norms_after_rope:
+            _norm_each_head(by_head, gqa, heads)
+        new = by_head.to(self.layers[index].dtype)
+        _keep_finite(batch, new)
+        new = new.view(len(new), 2, gqa.kv_heads, gqa.head_dim)
+        self.layers[index].write(batch.slots[self.layout.place(index).table], new)
+
+    def store_latent(
+        self, batch: Batch, index: int, latent: Tensor, weights: LatentWeights
+    ) -> None:
+        """Norm, rotate and write latents; see `PagedCache`."""
+        mla, angles = latents_of(self.spec, index), self._prepared(batch)[2]
+        compressed = latent[:, : mla.rank]
+        normalise(compressed, weights.norm, out=compressed)
+        rotate(latent[:, None, mla.rank :], *angles[mla.rope, mla.rotated])
+        _keep_finite(batch, latent)
+        cache = self.layers[index]
+        cache.write(batch.slots[self.layout.place(index).table], latent.to(cache.dtype))
 
     def _cast(self, batch: Batch, index: int, qkv: Tensor, heads: "Heads") -> Tensor:
         """Write keys and values, and attend, in the dtype that the cache reads; returns

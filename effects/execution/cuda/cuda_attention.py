@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypedDict
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from minfer.effects.execution.cpu.paged_attention import (
@@ -47,6 +47,7 @@ from minfer.kernels.cache_numbers import CacheScales, write
 from minfer.kernels.dequantized_contexts import dequantize_contexts
 from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.flash import flash_attention
+from minfer.kernels.latent_cache import write_latent
 from minfer.kernels.leaves import HeadWeights, LatentWeights
 from minfer.kernels.page_copy import copy_pages
 from minfer.kernels.rope import rope_and_cache
@@ -186,6 +187,46 @@ class CudaCache:
         factors = self._query_scales(mla)
         layer = LatentLayer(mla, cache, table, rope, weights, splits, factors)
         return layer.rotate_and_attend(batch, query, latent)
+
+    def store(self, batch: Batch, index: int, kv: Tensor, heads: HeadWeights) -> None:
+        """Norm and rotate keys, write keys and values; see `PagedCache`."""
+        gqa = evolve(heads_of(self.spec, index), heads=0)
+        if gqa.rope is None:
+            raise TypeError("transformers' model rotates heads itself")
+        (keys, values), k_norm = self.layers[index], heads.k_norm
+        rope_and_cache(
+            padded_values(gqa, kv),
+            self.ropes[gqa.rope, gqa.rotated],
+            batch.positions,
+            batch.slots[self.layout.place(index).table],
+            keys,
+            values,
+            0,
+            gqa.new_kv_heads,
+            k_norm,
+            k_norm,
+            self.layer_scales.get(index),
+            heads.v_norm,
+            norms_last=heads.norms_after_rope,
+            keys_are_values=gqa.keys_are_values,
+        )
+
+    def store_latent(
+        self, batch: Batch, index: int, latent: Tensor, weights: LatentWeights
+    ) -> None:
+        """Norm, rotate and write latents; see `PagedCache`."""
+        mla, [cache] = latents_of(self.spec, index), self.layers[index]
+        write_latent(
+            latent,
+            weights.norm,
+            self.ropes[mla.rope, mla.rotated],
+            batch.positions,
+            batch.slots[self.layout.place(index).table],
+            cache,
+            no_queries := latent.new_empty(len(latent), 1, mla.rope_dim),
+            out=no_queries,
+            interleaved=False,
+        )
 
     def attend(
         self, batch: Batch, index: int, qkv: Tensor, scale: float | None = None

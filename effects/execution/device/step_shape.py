@@ -66,8 +66,8 @@ class StepShape:
     # drafts.
     verified: int = 0
     drafts: int = 0  # of each of these, at most
-    proposes: bool = False  # the draft model makes some of them
-    draft_splits: tuple[int, ...] = ()  # `splits` of the draft model
+    proposes: bool = False  # the drafter makes some of them
+    draft_splits: tuple[int, ...] = ()  # `splits` of the drafter
 
     @property
     def decode_inputs(self) -> int:

@@ -35,7 +35,7 @@ class DraftWords(Generic[Array]):
     """Words of rows that have drafts."""
 
     counts: Array  # [verified]: number of drafts of each
-    tokens: Array  # [drafts, verified]: tokens; below 0: the draft model makes them
+    tokens: Array  # [drafts, verified]: tokens; below 0: the drafter makes them
 
 
 @frozen(eq=False)

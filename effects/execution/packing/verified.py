@@ -31,14 +31,15 @@ from minfer.records.speculation import DEVICE, Speculation
 from minfer.values.checks import ConfigError
 
 
-def check_speculation(config: EngineConfig, *, has_draft_model: bool) -> None:
+def check_speculation(config: EngineConfig, *, has_drafter: bool) -> None:
     """Refuse a speculation that cannot be executed. Raises ConfigError."""
     speculation = config.speculation
     if speculation is None:
         return
-    if speculation.drafter == DEVICE and not has_draft_model:
+    if speculation.drafter == DEVICE and not has_drafter:
         raise ConfigError(
-            f"speculation: for the drafter {DEVICE!r} a draft model has to be loaded"
+            f"speculation: for the drafter {DEVICE!r} a draft model or a draft head has "
+            f"to be loaded"
         )
 
 
@@ -48,7 +49,7 @@ def unsupported_drafts(
     rows: DeviceRows,
     room: int,
     *,
-    has_draft_model: bool,
+    has_drafter: bool,
 ) -> str:
     """Returns why a plan's drafts cannot be verified, or nothing. `room` is the most
     drafts, counting as many for each row as the row with the most has.
@@ -68,8 +69,8 @@ def unsupported_drafts(
             return f"rows have 1 to {speculation.drafts} drafts, not {count}"
         if draft.tokens and len(draft.tokens) != count:
             return f"{len(draft.tokens)} drafts are given of {count}"
-        if not (draft.tokens or has_draft_model):
-            return "drafts are not given, and there is no draft model to make them"
+        if not (draft.tokens or has_drafter):
+            return "drafts are not given, and there is no drafter to make them"
         if not _owner_drafts(rows.owners[plan.rows[draft.index]]):
             return "rows that are pooled have no drafts"
     if len(plan.drafts) * max_drafts_of(plan) > room:

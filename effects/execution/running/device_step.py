@@ -4,7 +4,7 @@ Theory. They are a function of the step's `StepShape` (step_shape.py) and of the
 state, so they can be launched one by one, or captured as a CUDA graph and replayed.
 """
 
-from attrs import define
+from attrs import define, evolve
 from torch import Tensor
 
 from minfer.effects.execution.device.backend import Cache
@@ -19,7 +19,7 @@ from minfer.effects.execution.running.batch_builder import (
     logit_inputs,
     verified_of,
 )
-from minfer.effects.execution.running.draft_model import DraftModel
+from minfer.effects.execution.running.drafter import Drafter
 from minfer.effects.execution.running.prefill_chunks import prefill_chunks
 from minfer.effects.execution.running.rejection_sampling import PlaceDrafts
 from minfer.effects.execution.running.sampler import Sampler
@@ -28,7 +28,7 @@ from minfer.effects.execution.running.speculative_step import (
     Forwarded,
     speculative_step,
 )
-from minfer.effects.models.architecture.batch import PrefillChunks
+from minfer.effects.models.architecture.batch import LayerStates, PrefillChunks
 from minfer.effects.models.architecture.model import Model
 from minfer.kernels.packages import QUACK
 
@@ -42,7 +42,7 @@ class DeviceStep:
     rows: DeviceRows
     staging: Tensor  # the words of the step
     batch_builder: BatchBuilder
-    draft: DraftModel | None
+    drafter: Drafter | None
     sampler: Sampler
     routes: Routes
     shortcuts: Shortcuts
@@ -95,8 +95,14 @@ class DeviceStep:
             verified=verified,
         )
         batch = extra.add_to(batch) if extra else batch
+        reads_states = self.drafter is not None and self.drafter.layers
+        if self.drafter is None or not reads_states:
+            logits = self.model(batch, self.cache)
+            return Forwarded(logits, inputs.ahead, batch.pending)
+        batch = evolve(batch, layer_states=LayerStates(self.drafter.layers))
         logits = self.model(batch, self.cache)
-        return Forwarded(logits, inputs.ahead, batch.pending)
+        drafter_rows = self.drafter.read_target(shape, step, batch)
+        return Forwarded(logits, inputs.ahead, batch.pending, drafter_rows)
 
     def sample_first(
         self,

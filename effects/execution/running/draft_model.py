@@ -39,9 +39,10 @@ from minfer.effects.execution.running.batch_builder import (
     StepRows,
     chunks_of,
 )
+from minfer.effects.execution.running.drafter import propose_by_place
 from minfer.effects.execution.running.rejection_sampling import DraftProposal
 from minfer.effects.execution.running.sampler import Sampler
-from minfer.effects.models.architecture.batch import PrefillChunks
+from minfer.effects.models.architecture.batch import Batch, PrefillChunks
 from minfer.effects.models.architecture.model import Model
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import Weights
@@ -89,6 +90,16 @@ class DraftModel:
             batch_builder.backend.routes_of(spec, config),
         )
 
+    @property
+    def caches(self) -> tuple[Cache, ...]:
+        """Its own."""
+        return (self.cache,)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """None: it reads tokens alone."""
+        return ()
+
     def splits(self, shape: StepShape, context: int) -> tuple[int, ...]:
         """Returns the splits of the draft model's contexts in steps of a shape."""
         return self.routes.splits(max(1, shape.verified), context)
@@ -101,30 +112,17 @@ class DraftModel:
         sampler: Sampler,
     ) -> list[DraftProposal]:
         """Draft for `verified` rows, place by place."""
-        rows, count = self.batch_builder.rows, shape.verified
-        logits = self._first_logits(shape, step, count)
-        drafting_rows = step.decode_rows[:count]
-        nexts = rows.next.index_select(0, drafting_rows)
-        proposals = list[DraftProposal]()
-        for place in range(shape.drafts):
-            if place:
-                # Rows with fewer drafts are replaced by the scratch row.
-                drafting_rows = drafting_rows.where(drafts.counts > place, rows.scratch)
-                positions = (nexts + place).where(drafts.counts > place, 0)
-                inputs = torch.stack((proposals[-1].tokens, positions, drafting_rows))
-                logits = self._forward(
-                    shape, StepRows(step.decode_rows[:0], inputs, dummy=step.dummy)
-                )
-            ahead = nexts + (place + 1)
-            proposals.append(
-                sampler.propose(
-                    self._to_target_vocab(logits),
-                    drafting_rows,
-                    ahead,
-                    shape.sampling_needs,
-                )
-            )
-        return proposals
+
+        def logits_of(place: int, inputs: StepRows) -> Tensor:
+            if not place:
+                return self._first_logits(shape, step, shape.verified)
+            return self._to_target_vocab(self._forward(shape, inputs))
+
+        rows = self.batch_builder.rows
+        return propose_by_place(rows, shape, step, drafts, sampler, logits_of)
+
+    def read_target(self, shape: StepShape, step: StepRows, batch: Batch) -> None:
+        """Do nothing: it reads tokens alone."""
 
     def catch_up(self, forwards: Sequence[tuple[StepShape, Words]]) -> None:
         """Compute chunks of rows that this call sends (catching_up.py)."""
@@ -150,9 +148,8 @@ class DraftModel:
         positions = (rows.next.index_select(0, decode_rows) - 1).clamp(min=0)
         extra_inputs = torch.stack((previous_tokens, positions, decode_rows))
         sample = torch.arange(count, dtype=torch.int32, device=decode_rows.device)
-        return self._forward(
-            shape, StepRows(decode_rows, extra_inputs, dummy=step.dummy), sample
-        )
+        inputs = StepRows(decode_rows, extra_inputs, dummy=step.dummy)
+        return self._to_target_vocab(self._forward(shape, inputs, sample))
 
     def _forward(
         self,

@@ -82,7 +82,7 @@ class PlanLauncher:
         config = runner.config
         self.runner = runner
         self.stages = runner.ranks.rank_info.parallel.pipeline
-        has_draft_model = runner.draft is not None
+        has_draft_model = runner.draft_model is not None
         self.packer = Packer(
             runner.rows,
             runner.padded,
@@ -108,11 +108,10 @@ class PlanLauncher:
         """Launch all of a plan but its deferred draws. Raises UnsupportedPlanError."""
         plan = launched.plan
         spec_config, rows = self.runner.config.speculation, self.runner.rows
-        has_draft_model = self.runner.draft is not None
         room = self.packer.drafts
         reason = unsupported_request(plan, self.runner.config)
         reason = reason or unsupported_drafts(
-            plan, spec_config, rows, room, has_draft_model=has_draft_model
+            plan, spec_config, rows, room, has_drafter=self.runner.drafter is not None
         )
         if reason:
             raise UnsupportedPlanError(f"step {plan.step}: {reason}")

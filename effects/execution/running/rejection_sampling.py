@@ -10,7 +10,7 @@ does every row after its last draft; so the code that finds the rows to continue
 tokens, computes log-probabilities and reads results back is the same for both rules.
 Under the default rule nothing of this is launched.
 
-A draft model then has a noise stream of its own, and its logits are kept until its places
+A drafter then has a noise stream of its own, and its logits are kept until its places
 have been verified: [drafts, rows, vocab] in the model's own dtype, or in float32 where at
 least one row's logits are shaped (`minfer.effects.models.layout.shapes` counts it).
 """
@@ -29,7 +29,7 @@ from minfer.kernels import reject
 
 @frozen(eq=False)
 class DraftProposal:
-    """A draft model's tokens of a place, for each row that has drafts."""
+    """A drafter's tokens of a place, for each row that has drafts."""
 
     tokens: Tensor  # [rows] int32
     logits: Tensor | None  # [rows, vocab], shaped: what they were sampled from, if needed
@@ -42,7 +42,7 @@ class PlaceDrafts:
     tokens: Tensor  # [rows] int32
     owners: Tensor  # [rows] int32: their rows, or the scratch row
     from_host: Tensor  # [rows] bool: made by the host; or there is no draft
-    logits: Tensor | None  # [rows, vocab], shaped: what the draft model sampled from
+    logits: Tensor | None  # [rows, vocab], shaped: what the drafter sampled from
 
 
 def drafts_by_place(

@@ -13,8 +13,8 @@ less than their work.
 Everything is on one stream, in order: the next step's copy may overwrite a device buffer,
 as it is enqueued after all reads of it.
 
-Runners share nothing, so there can be several in a process. A draft model has no runner
-of its own: it is part of its target's steps, and uses the same rows (draft_model.py).
+Runners share nothing, so there can be several in a process. A drafter has no runner of
+its own: it is part of its target's steps, and uses the same rows (drafter.py).
 """
 
 import contextlib
@@ -40,7 +40,10 @@ from minfer.effects.execution.packing.read_back import HostSlot
 from minfer.effects.execution.running.batch_builder import BatchBuilder
 from minfer.effects.execution.running.deferred_sampling import DeferredDraws
 from minfer.effects.execution.running.device_step import DeviceStep
+from minfer.effects.execution.running.draft_head import DraftHead
 from minfer.effects.execution.running.draft_model import DraftModel, LoadedDraft
+from minfer.effects.execution.running.drafter import Drafter
+from minfer.effects.execution.running.head_model import LoadedHead, head_model_of
 from minfer.effects.execution.running.own_model import model_of
 from minfer.effects.execution.running.prefill_chunks import uses_history
 from minfer.effects.execution.running.shortcuts import Shortcuts
@@ -71,7 +74,7 @@ class ModelRunner:
         *,
         graphs: bool = True,
         checked: bool = False,
-        draft: LoadedDraft | None = None,
+        draft: LoadedDraft | LoadedHead | None = None,
         ranks: Communicator = SINGLE_RANK,
         keeps_logits: bool = False,
     ) -> None:
@@ -95,15 +98,16 @@ class ModelRunner:
         self.ranks = ranks
         self.has_other_ranks = ranks.rank_info.parallel.ranks > 1
         length = min(config.max_model_len, spec.max_position_embeddings)
+        self.cached_spec = cached_spec = spec.with_head_layer()
         self.cache = backend.make_cache(
-            spec,
+            cached_spec,
             config.num_blocks,
             config.block_size,
             length,
-            layout_for(spec, config),
+            layout_for(cached_spec, config),
         )
         self.rows = DeviceRows.of(config, length, spec.vocab_size, device)
-        specs = [spec, *([] if draft is None else [draft.spec])]
+        specs = [cached_spec, *([draft.spec] if isinstance(draft, LoadedDraft) else [])]
         slots = config.num_blocks * config.block_size
         batch_builder = BatchBuilder(
             backend,
@@ -113,18 +117,28 @@ class ModelRunner:
             if any(model_spec.has_experts for model_spec in specs)
             else 0,
         )
-        self.draft: DraftModel | None = None
-        if draft is not None:
-            model = model_of(draft.spec, draft.weights)
-            self.draft = DraftModel.open(draft.spec, model, batch_builder, config, length)
+        self.drafter: Drafter | None = None
+        match draft:
+            case LoadedDraft(draft_spec, draft_weights):
+                model = model_of(draft_spec, draft_weights)
+                self.drafter = DraftModel.open(
+                    draft_spec, model, batch_builder, config, length
+                )
+            case LoadedHead(head_weights):
+                head = head_model_of(spec, weights, head_weights, ranks)
+                self.drafter = DraftHead.open(head, self.cache, batch_builder)
         self.drafts = shapes.max_step_drafts(config)
         self.lines = max_lines(config)
         tokens = shapes.padded_tokens(config.max_num_batched_tokens)
         self.max_words = max_words(self.rows, tokens, draws, self.drafts)
         self.staging = torch.zeros(self.max_words, dtype=torch.int32, device=device)
-        has_draft_model = self.draft is not None
         self.sampler = make_sampler(
-            ranks, backend, self.rows, draws, self.lines, keeps_previous=has_draft_model
+            ranks,
+            backend,
+            self.rows,
+            draws,
+            self.lines,
+            keeps_previous=self.draft_model is not None,
         )
         sizes = config.max_num_seqs, spec.hidden_size
         self.pooler = Pooler(*sizes, torch_dtype(spec.dtype), device)
@@ -140,7 +154,7 @@ class ModelRunner:
             self.rows,
             self.staging,
             batch_builder,
-            self.draft,
+            self.drafter,
             self.sampler,
             backend.routes,
             self.shortcuts,
@@ -151,6 +165,11 @@ class ModelRunner:
         self.captures = GraphCache(device, activation_bytes)
         self.keeps_logits = keeps_logits and self.shortcuts.graphs
         self.wait()  # for work on other streams
+
+    @property
+    def draft_model(self) -> DraftModel | None:
+        """The draft model, if the drafter is one."""
+        return self.drafter if isinstance(self.drafter, DraftModel) else None
 
     @property
     def separates_drafts(self) -> bool:
@@ -174,7 +193,9 @@ class ModelRunner:
     def apply_changes(self, plan: Plan) -> None:
         """Apply a plan's changes of rows and blocks."""
         rows = self.rows
-        caches = [self.cache] if self.draft is None else [self.cache, self.draft.cache]
+        caches = [self.cache, *(self.drafter.caches if self.drafter else ())]
+        if isinstance(self.drafter, DraftHead) and plan.opens:
+            self.drafter.open_rows([plan.rows[opened.index] for opened in plan.opens])
         for opened in plan.opens:
             self.sampler.open(plan.rows[opened.index], opened)
             full_blocks, first_slot = divmod(
@@ -229,8 +250,8 @@ class ModelRunner:
         """Have the draft model compute chunks of rows; row changes are sent before."""
         slot.begin(None, scored=False)
         self._send(slot, EMPTY)
-        if self.draft is not None:
-            self.draft.catch_up(forwards)
+        if self.draft_model is not None:
+            self.draft_model.catch_up(forwards)
 
     def run_deferred(self, deferred: DeferredDraws, slot: HostSlot) -> None:
         """Run deferred draws, and start copying their tokens to the host."""
@@ -256,7 +277,7 @@ class ModelRunner:
         # Drop all tensors on the device, even if this object stays referenced: torch
         # frees whole segments, and small tensors can be at the end of the cache's.
         del self.step, self.cache, self.rows, self.staging, self.sampler
-        del self.draft, self.stage_buffers
+        del self.drafter, self.stage_buffers
         self.pooler.sums = None
 
     # --- one forward --------------------------------------------------------------------
@@ -266,8 +287,8 @@ class ModelRunner:
         splits = drafting = tuple[int, ...]()
         if shape.decode_rows:
             splits = self.backend.routes.splits(shape.decode_rows, context)
-        if self.draft is not None and shape.proposes:
-            drafting = self.draft.splits(shape, context)
+        if self.drafter is not None and shape.proposes:
+            drafting = self.drafter.splits(shape, context)
         if (splits, drafting) == (shape.splits, shape.draft_splits):
             return shape
         return evolve(shape, splits=splits, draft_splits=drafting)

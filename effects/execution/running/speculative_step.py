@@ -23,7 +23,7 @@ from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.packing.extra_outputs import ExtraOutputs
 from minfer.effects.execution.packing.inputs import DraftWords, ForwardWords
 from minfer.effects.execution.running.batch_builder import StepRows
-from minfer.effects.execution.running.draft_model import DraftModel
+from minfer.effects.execution.running.drafter import Drafter, PendingRows
 from minfer.effects.execution.running.rejection_sampling import (
     DraftProposal,
     PlaceDrafts,
@@ -41,6 +41,8 @@ class Forwarded:
     positions: Tensor  # after the inputs
     # What recurrent layers kept of rows with drafts, if there are both
     pending: PendingStates | None = None
+    # What the drafter keeps of rows with drafts, if it reads hidden states
+    drafter_rows: PendingRows | None = None
 
 
 class StepParts(Protocol):
@@ -48,7 +50,7 @@ class StepParts(Protocol):
 
     rows: DeviceRows
     sampler: Sampler
-    draft: DraftModel | None
+    drafter: Drafter | None
 
     def forward(
         self,
@@ -84,11 +86,11 @@ def speculative_step(
     """Run a step whose first `shape.verified` decode rows have drafts."""
     sampler, count = device_step.sampler, shape.verified
 
-    # Draft. The host's drafts came with the step's words. The draft model makes the
-    # others, place by place: from the rows' last tokens, then from its own drafts.
+    # Draft. The host's drafts came with the step's words. The drafter makes the others,
+    # place by place: from the rows' last tokens, then from its own drafts.
     proposals = list[DraftProposal]()
-    if device_step.draft is not None and shape.proposes:
-        proposals = device_step.draft.propose(shape, step, drafts, sampler)
+    if device_step.drafter is not None and shape.proposes:
+        proposals = device_step.drafter.propose(shape, step, drafts, sampler)
 
     # Verify. The target takes drafts as inputs behind the rows' last tokens: one forward
     # returns the logits after all of them.
@@ -132,6 +134,9 @@ def speculative_step(
     # Update the states of recurrent layers, which no rejected draft may change.
     if forwarded.pending is not None:
         forwarded.pending.accept(accepted)
+    # Keep the hidden states that the drafter reads next.
+    if forwarded.drafter_rows is not None:
+        forwarded.drafter_rows.accept(accepted)
 
 
 def with_draft_inputs(
@@ -142,7 +147,7 @@ def with_draft_inputs(
 ) -> tuple[StepRows, Tensor, Tensor]:
     """Returns the step with its drafts as further inputs, and [places, verified] each:
     their tokens, and their rows, which are the scratch row where there is no draft.
-    `proposals` are the draft model's, if it makes any.
+    `proposals` are the drafter's, if it makes any.
     """
     proposed = (
         torch.stack([proposal.tokens for proposal in proposals]) if proposals else None

@@ -41,7 +41,7 @@ class DummyRunner:
         """Cut the models short, for steps that only need to launch each kernel."""
         models: list[tuple[DeviceStep | DraftModel, OwnModel]] = [
             (owner, owner.model)
-            for owner in (self.runner.step, self.runner.draft)
+            for owner in (self.runner.step, self.runner.draft_model)
             if owner is not None and isinstance(owner.model, OwnModel)
         ]
         try:

@@ -55,14 +55,15 @@ def launch_dummy_steps(dummy_runner: DummyRunner) -> None:
     """Launch all that Triton has to compile, also for a draft model; before any plan."""
     runner = dummy_runner.runner
     _launch_row_kernels(runner)
-    spec, config = runner.spec, runner.config
-    draft = None if runner.draft is None else runner.draft.spec
+    spec, config, drafter = runner.cached_spec, runner.config, runner.drafter
+    draft = None if drafter is None else drafter.spec
     with dummy_runner.few_layers():
         for shape in (*shapes(spec, config), *drafting(spec, config, draft)):
             dummy_runner.dummy_step(shape)
             prompts = ForwardWords.of(runner.staging, shape).prefill
-            if runner.draft is not None and prompts is not None and not shape.decode_rows:
-                runner.draft.absorb(shape, prompts)
+            draft_model = runner.draft_model
+            if draft_model is not None and prompts is not None and not shape.decode_rows:
+                draft_model.absorb(shape, prompts)
 
 
 def counts(max_count: int) -> list[int]:
@@ -227,7 +228,7 @@ def _launch_row_kernels(runner: ModelRunner) -> None:
     if runner.config.state_pages:  # from and to pages that no row owns
         page = runner.config.num_blocks
         runner.cache.copy([Copy(page, page + 1, runner.config.block_size)])
-    specs = [runner.spec, *([] if runner.draft is None else [runner.draft.spec])]
+    specs = [runner.spec, *([] if runner.drafter is None else [runner.drafter.spec])]
     dtypes = dict.fromkeys(torch_dtype(spec.dtype) for spec in specs)
     vocab, device = runner.spec.vocab_size, runner.backend.device
     columns = len(runner.spec.vocab_rows)  # this rank's

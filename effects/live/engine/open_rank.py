@@ -22,6 +22,7 @@ from minfer.effects.execution.warming.start_progress import (
 )
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.ranks import SINGLE_RANK, WHOLE_MODEL, Communicator, RankInfo
+from minfer.effects.setup.draft_head_checkpoint import HeadCheckpoint
 from minfer.effects.setup.memory import NotEnoughMemoryError, size_text
 from minfer.effects.setup.model_source import with_overrides
 from minfer.effects.setup.prepare import Setup
@@ -32,10 +33,12 @@ from minfer.sampling.reference_sampler import RowSampling
 if TYPE_CHECKING:
     from minfer.effects.execution.ranks.worker_group import WorkerGroup
     from minfer.effects.execution.running.draft_model import LoadedDraft
+    from minfer.effects.execution.running.head_model import LoadedHead
     from minfer.effects.execution.torch_executor import TorchExecutor
     from minfer.effects.execution.warming.warm_up import Readiness
     from minfer.effects.models.architecture.model import Model
     from minfer.effects.models.architecture.weights import Weights
+    from minfer.effects.models.draft_heads.head_weights import HeadWeights
 
 
 def open_store(setup: Setup, rank: int = 0) -> KeyedStore | None:
@@ -48,7 +51,9 @@ def open_store(setup: Setup, rank: int = 0) -> KeyedStore | None:
             (plan.prefill_ranks, plan.decode_ranks),
             RankInfo(rank, args.parallel),
         )
-        slices = HeadSlices.of(rank_info, setup.spec.cached_heads, sizes)
+        slices = HeadSlices.of(
+            rank_info, setup.spec.with_head_layer().cached_heads, sizes
+        )
         if setup.spec.has_states:
             slices = HeadSlices.by_rank(rank_info)
         return Peers(plan, len(groups), slices, rank)
@@ -112,7 +117,7 @@ class _Loaded:
     """The weights of one rank."""
 
     weights: "Weights | Model"
-    draft: "LoadedDraft | None"  # the draft model's
+    draft: "LoadedDraft | LoadedHead | None"  # the drafter's
 
 
 def _load(setup: Setup, rank_info: RankInfo) -> _Loaded:
@@ -120,14 +125,17 @@ def _load(setup: Setup, rank_info: RankInfo) -> _Loaded:
     import torch
 
     from minfer.effects.execution.running.draft_model import LoadedDraft
+    from minfer.effects.execution.running.head_model import LoadedHead
 
-    draft = None
+    draft: LoadedDraft | LoadedHead | None = None
     try:
         weights = _weights(setup, setup.folder, setup.spec, rank_info)
         if (draft_setup := setup.draft) is not None:
             draft = LoadedDraft(
                 draft_setup.spec, _weights(setup, draft_setup.folder, draft_setup.spec)
             )
+        if setup.head is not None:
+            draft = LoadedHead(_head_weights(setup, setup.head, rank_info))
     except (MemoryError, torch.OutOfMemoryError) as error:
         size = size_text(setup.memory.weights)
         raise NotEnoughMemoryError(
@@ -187,6 +195,18 @@ def _weights(
     if dummy:
         return random_weights(spec, spec.dtype, seed, device, rank_info)
     return load_weights(folder, spec, spec.dtype, device, rank_info)
+
+
+def _head_weights(
+    setup: Setup, head: HeadCheckpoint, rank_info: RankInfo
+) -> "HeadWeights":
+    """Returns a draft head's weights, by the settings: those of one rank."""
+    from minfer.effects.models.draft_heads.head_files import load_head, random_head
+
+    spec, args, device = setup.spec, setup.args, setup.device.kind
+    if args.load_format == "dummy":
+        return random_head(spec, head.spec, spec.dtype, args.seed, device, rank_info)
+    return load_head(head.folder, spec, head.spec, spec.dtype, device, rank_info)
 
 
 def first_line(error: BaseException) -> str:

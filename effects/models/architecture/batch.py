@@ -13,6 +13,8 @@ from attrs import frozen
 from numpy.typing import NDArray
 from torch import Tensor
 
+from minfer.effects.models.architecture.layer_states import BEHIND_LAST as BEHIND_LAST
+from minfer.effects.models.architecture.layer_states import LayerStates as LayerStates
 from minfer.effects.models.architecture.pending_states import PendingStates
 from minfer.kernels.dequantized_work import DequantizedWork
 from minfer.kernels.expanded_work import ExpandedWork
@@ -112,6 +114,7 @@ class Batch:
     # The rows whose states recurrent layers update; None: there are no such layers
     states: StateWork | None = None
     pending: PendingStates | None = None  # of rows with drafts, if there are any
+    layer_states: LayerStates | None = None  # that a draft head reads
 
     def splits_of(self, group: int) -> int:
         """Returns the splits of contexts in the layers of a group."""

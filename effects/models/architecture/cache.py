@@ -62,3 +62,19 @@ class PagedCache(Protocol):
         head_dim ** -0.5.
         """
         ...
+
+    def store(
+        self, batch: "Batch", index: int, kv: "Tensor", heads: "HeadWeights"
+    ) -> None:
+        """Norm and rotate keys, and write keys and values `kv` [tokens, 2 * kv_heads *
+        head_dim] of the layer `index`, as `rotate_and_attend` does.
+        """
+        ...
+
+    def store_latent(
+        self, batch: "Batch", index: int, latent: "Tensor", weights: "LatentWeights"
+    ) -> None:
+        """Norm, rotate and write latents [tokens, rank + rope_dim] of the layer `index`,
+        as `mix_latent` does; `latent` may be written to.
+        """
+        ...

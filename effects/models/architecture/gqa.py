@@ -51,6 +51,8 @@ class GQA:
     """Sizes of one layer's attention, in elements."""
 
     hidden_size: int
+    # Width of what queries, keys and values are products of; None: the residual stream's.
+    input_size: int | None = None
     heads: int
     kv_heads: int
     head_dim: int
@@ -180,7 +182,7 @@ class GQA:
         return LinearSizes(
             names=tuple(f"self_attn.{name}" for name in names),
             outputs=tuple(outputs),
-            inputs=self.hidden_size,
+            inputs=self.input_size or self.hidden_size,
             shard=Shard.COLUMN,
             bias=self.qkv_bias,
             bias_factors=(1 / self.input_factor,) * len(outputs),

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from minfer.effects.models.architecture.gqa import GQA
 from minfer.effects.models.architecture.gqa_weights import GQAWeights
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import (
@@ -14,6 +15,28 @@ from minfer.effects.models.architecture.products import (
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def store_gqa(
+    sizes: GQA,
+    weights: GQAWeights,
+    hidden: "Tensor",
+    index: int,
+    step: ModelStep,
+    x: "Tensor | None" = None,
+) -> None:
+    """Write keys and values of layer `index` for the residual stream `hidden` [tokens,
+    hidden], or for normalised rows `x`, as `attend_gqa` does.
+    """
+    leaf, first_key = weights.qkv, sizes.first_gates + sizes.q_size
+    can_leave_out = leaf.scheme.is_plain and leaf.packed is None
+    if can_leave_out and weights.whole_norms is None:
+        leaf, first_key = leaf.select(slice(first_key, None)), 0
+    source, norm = (hidden, weights.norm) if x is None else (x, None)
+    qkv = norm_linear(source, norm, leaf, step.products)
+    if weights.whole_norms is not None:
+        norm_heads(qkv, weights.whole_norms, step.products, step.communicator)
+    step.cache.store(step.batch, index, qkv[:, first_key:], weights.heads)
 
 
 def attend_gqa(

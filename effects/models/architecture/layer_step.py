@@ -12,12 +12,13 @@ from minfer.effects.models.architecture.altup import (
 )
 from minfer.effects.models.architecture.dense import Dense, DenseWeights, feed_dense
 from minfer.effects.models.architecture.gaussian_topk import feed_sparse
-from minfer.effects.models.architecture.gqa_step import attend_gqa
+from minfer.effects.models.architecture.gqa import GQA
+from minfer.effects.models.architecture.gqa_step import attend_gqa, store_gqa
 from minfer.effects.models.architecture.gqa_weights import GQAWeights
 from minfer.effects.models.architecture.laurel import add_laurel, laurel_rows
 from minfer.effects.models.architecture.layer_inputs import layer_input_rows
 from minfer.effects.models.architecture.layers import Layer, LayerWeights
-from minfer.effects.models.architecture.mla import MLAWeights, attend_mla
+from minfer.effects.models.architecture.mla import MLAWeights, attend_mla, store_mla
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.moe import MoE, MoEWeights, feed_moe
 from minfer.effects.models.architecture.products import add_product, normalise
@@ -152,6 +153,24 @@ def mix_tokens(
             mixed = mixed.index_select(0, keep)
         add_product(hidden, mixed, recurrent.out, step.products, step.communicator)
     return hidden
+
+
+def store_keys(
+    layer: Layer,
+    weights: LayerWeights,
+    hidden: "Tensor",
+    index: int,
+    step: ModelStep,
+    x: "Tensor | None" = None,
+) -> None:
+    """Write what the attention of layer `index` keeps of the residual stream `hidden`
+    [tokens, hidden], or of normalised rows `x`, and compute nothing else of the layer.
+    """
+    match layer.attention, weights.attention:
+        case GQA() as gqa, GQAWeights() as gqa_weights:
+            store_gqa(gqa, gqa_weights, hidden, index, step, x)
+        case _, MLAWeights() as mla_weights:
+            store_mla(mla_weights, hidden, index, step, x)
 
 
 def feed(

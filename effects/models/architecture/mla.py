@@ -375,6 +375,22 @@ def _turn_last(sizes: MLA, width: int) -> "Callable[[Tensor], Tensor] | None":
     return arrange
 
 
+def store_mla(
+    weights: MLAWeights,
+    hidden: "Tensor",
+    index: int,
+    step: ModelStep,
+    x: "Tensor | None" = None,
+) -> None:
+    """Write latents of layer `index` for the residual stream `hidden` [tokens, hidden],
+    or for normalised rows `x`, as `attend_mla` does.
+    """
+    source, norm = (hidden, weights.norm) if x is None else (x, None)
+    products = norm_linear(source, norm, weights.inputs, step.products)
+    latent = products[:, weights.inputs.parts[0] :]
+    step.cache.store_latent(step.batch, index, latent, weights.latents)
+
+
 def attend_mla(
     weights: MLAWeights,
     hidden: "Tensor",

@@ -14,7 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minfer.effects.models.architecture.altup import enter_streams, leave_streams
-from minfer.effects.models.architecture.batch import Batch, ChunkedLogits, TappedTokens
+from minfer.effects.models.architecture.batch import (
+    BEHIND_LAST,
+    Batch,
+    ChunkedLogits,
+    TappedTokens,
+)
 from minfer.effects.models.architecture.cache import PagedCache
 from minfer.effects.models.architecture.layer_inputs import make_layer_inputs
 from minfer.effects.models.architecture.layer_step import KeptTokens, run_layer
@@ -62,14 +67,20 @@ def forward(
         step = ModelStep(batch, cache, communicator, products, layer_inputs)
         if weights.projections is not None:
             hidden = enter_streams(weights.projections, hidden, products)
-        # The last layer continues with fewer tokens.
-        kept = None
+        kept, states = None, batch.layer_states
         if picked is not None and spec.rank_info.is_last_stage:
             kept = KeptTokens(picked, step.select(picked))
+        # The last layer continues with fewer tokens, unless a draft head reads all.
+        narrows = states is None or BEHIND_LAST not in states.layers
         layers = zip(spec.layers, weights.layers, strict=True)
         for index, (layer, layer_weights) in enumerate(layers):
-            kept_here = kept if index == last else None
+            if states is not None:
+                states.note(index, hidden)
+            kept_here = kept if index == last and narrows else None
             hidden = run_layer(layer, layer_weights, hidden, index, step, kept_here)
+        if states is not None and not narrows:
+            states.note(BEHIND_LAST, hidden)
+            hidden = hidden if kept is None else hidden.index_select(0, kept.tokens)
         if weights.projections is not None:
             hidden = leave_streams(weights.projections, hidden)
         step = step if kept is None else kept.step
@@ -110,6 +121,15 @@ def _enter_stage(
     """
     if not spec.rank_info.is_first_stage:
         return stage_io.receive(len(tokens))
+    return embed_tokens(spec, weights, tokens, communicator)
+
+
+def embed_tokens(
+    spec: ModelSpec, weights: Weights, tokens: Tensor, communicator: Communicator
+) -> Tensor:
+    """Returns the scaled embeddings [tokens, hidden] of tokens: of a rank that has some
+    rows of the embedding, the sum over the ranks.
+    """
     if spec.rank_info.has_whole_matrices:
         return _scaled(spec, F.embedding(tokens, weights.embed))
     # Of tokens whose embeddings other ranks have, the part of the sum is zero.

@@ -57,6 +57,7 @@ KINDS: Final[Mapping[str, str]] = {
         f"{_DEEPSEEK_LIKE} work",
     ),
 }
+_DRAFT_HEAD: Final = "Eagle"  # in names of classes
 # How names of tensors end that belong to quantized matrices.
 _QUANTIZED: Final = (
     "_blocks",  # MXFP4
@@ -81,6 +82,12 @@ def refuse_kind(reader: ConfigReader, names: list[str]) -> None:
     `UnsupportedModelError`.
     """
     kind = str(reader.config.get("model_type"))
+    if heads := [name for name in names if _DRAFT_HEAD in name]:
+        raise reader.refusal(
+            f"{', '.join(heads)} is a draft head, which drafts tokens for a model; give "
+            f"the model, and for an EAGLE-3 head --speculative-config "
+            f'\'{{"method": "eagle3", "model": "path of the head"}}\''
+        )
     stems = (re.split("For|Model|LMHead|Encoder", name)[0].lower() for name in names)
     types_by_stem = {kind.replace("_", "").replace("-", ""): kind for kind in KINDS}
     for model_type in (kind, *(types_by_stem.get(stem, "") for stem in stems)):

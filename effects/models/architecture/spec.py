@@ -10,6 +10,7 @@ from typing import Final
 from attrs import evolve, frozen
 
 from minfer.effects.models.architecture.altup import AltUp
+from minfer.effects.models.architecture.draft_head import HeadSpec
 from minfer.effects.models.architecture.kv_format import KvFormat
 from minfer.effects.models.architecture.layer_inputs import InputTable
 from minfer.effects.models.architecture.layers import (
@@ -80,6 +81,16 @@ class ModelSpec:
     parameters: int = 0
     # Of that: its modules of type torch.nn.Linear, but the output head.
     linears: tuple[LinearSizes, ...] = ()
+    draft_head: HeadSpec | None = None  # that drafts tokens for it
+
+    def with_head_layer(self) -> "ModelSpec":
+        """Returns the spec whose last layer is that of the draft head, if there is one:
+        what the cache keeps of a token.
+        """
+        if self.draft_head is None:
+            return self
+        layers = (*self.layers, self.draft_head.layer)
+        return evolve(self, layers=layers, draft_head=None)
 
     def with_context(self, length: int) -> "ModelSpec":
         """Returns the spec for an engine whose sequences have up to `length` tokens: with
@@ -119,8 +130,13 @@ class ModelSpec:
                 f"{rank_info.stage} of {rank_info.parallel.pipeline} would have none "
                 f"with attention; use fewer stages (pipeline_parallel_size)"
             )
+        head = self.draft_head
         rank_spec = evolve(
-            self, layers=layers, first_layer=stage_layers.start, rank_info=rank_info
+            self,
+            layers=layers,
+            first_layer=stage_layers.start,
+            rank_info=rank_info,
+            draft_head=None if head is None else head.for_rank(rank_info),
         )
         if rank_info.parallel.pipeline == 1:
             return rank_spec

@@ -172,7 +172,7 @@ def load_weights(
             own_parts = rank_parts(
                 rank_spec, checkpoint_parts(rank_spec, weights, form), model_parts
             )
-            _stream([*own_parts], places)
+            stream_parts([*own_parts], places)
             layers = (finish_layer(layer, dtype) for layer in weights.layers)
             weights = evolve(weights, layers=tuple(layers))
         if spec.tie_word_embeddings and LM_HEAD in places and rank_spec.embed_rows:
@@ -265,7 +265,7 @@ def _fill_weights(
     return evolve(others, layers=tuple(layers))
 
 
-def _stream(own_parts: list[RankPart], places: Mapping[str, TensorPlace]) -> None:
+def stream_parts(own_parts: list[RankPart], places: Mapping[str, TensorPlace]) -> None:
     """Fill every tensor, on a GPU."""
     from minfer.effects.models.checkpoint.stream_weights import TensorJob, stream_weights
 
@@ -334,7 +334,7 @@ def _checked_places(
     for name, place in used_places.items():
         weight_part = expected[name]
         described = _described_with_keys(spec, form, weight_part, place.path)
-        _check_header(weight_part, place, described)
+        check_header(weight_part, place, described)
     return used_places
 
 
@@ -369,16 +369,24 @@ def _refuse_quantized_ends(places: Mapping[str, TensorPlace]) -> None:
 
 def skipped_tensors(spec: ModelSpec, names: Iterable[str]) -> str:
     """Returns how many of these tensors are not read, as they are of other parts of a
-    checkpoint than this model, in all and by how their names begin; empty: none.
+    checkpoint than this model, and its MTP head if it drafts, in all and by how their
+    names begin; empty: none.
     """
+    head = spec.draft_head
+    is_read = head.reads if head is not None and head.kind == "mtp" else _is_none
     counts = Counter(
         prefix
         for name in names
         for prefix in spec.skipped_prefixes
-        if name.startswith(prefix)
+        if name.startswith(prefix) and not is_read(name)
     )
     listed = ", ".join(f"{prefix}* ({count})" for prefix, count in counts.items())
     return f"{counts.total()} tensors of other parts: {listed}" if counts else ""
+
+
+def _is_none(_: str) -> bool:
+    """No tensor is a head's."""
+    return False
 
 
 def _missing(
@@ -434,7 +442,7 @@ def is_harmless(name: str, place: TensorPlace) -> bool:
     return name.endswith(BIAS_SUFFIX) and not place.tensor().any()
 
 
-def _check_header(weight_part: WeightPart, place: TensorPlace, described: str) -> None:
+def check_header(weight_part: WeightPart, place: TensorPlace, described: str) -> None:
     """Compare a tensor's shape and type with the expected ones, which follow from what is
     `described`.
     """

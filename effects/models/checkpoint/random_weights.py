@@ -1,13 +1,18 @@
 """Random weights of a model, from its spec alone."""
 
 import re
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Final
 
 from attrs import evolve
 
 from minfer.effects.models.architecture.layers import finish_layer
-from minfer.effects.models.architecture.quantization import PLAIN_FORM, CheckpointForm
+from minfer.effects.models.architecture.quantization import (
+    PLAIN_FORM,
+    CheckpointForm,
+    Quantization,
+)
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import (
     Weights,
@@ -33,6 +38,8 @@ ONES: Final = (  # how names of tensors end that are 1, too
     "router.scale",
     "per_expert_scale",
     "correct_output_scale",
+    "pre_fc_norm_embedding.weight",
+    "pre_fc_norm_hidden.weight",
 )
 POOL_SIZE: Final = 2_000_003
 
@@ -47,25 +54,47 @@ def random_weights(
     """Returns weights drawn from N(0, initializer_range), norms 1; the same on every
     device. A rank's are its parts of the whole model's.
     """
-    import torch
-
-    generator = torch.Generator().manual_seed(seed)
-    pool = torch.empty(POOL_SIZE).normal_(
-        0.0, spec.initializer_range, generator=generator
-    )
-    pool = pool.to(device=device, dtype=torch_dtype(dtype))
-    quantization = spec.quantization
-    form = (
-        PLAIN_FORM
-        if quantization is None
-        else CheckpointForm(OnLoad(quantization.format.scheme))
-    )
+    form = random_form(spec.quantization)
     model_parts = expected_parts(spec, form)
     rank_spec = spec if rank_info == WHOLE_MODEL else spec.for_rank(rank_info)
     weights = empty_weights(rank_spec, dtype, device)
     own_parts = rank_parts(
         rank_spec, checkpoint_parts(rank_spec, weights, form), model_parts
     )
+    pool = random_pool(spec.initializer_range, dtype, seed, device)
+    draw_weights(own_parts, model_parts, pool)
+    layers = (finish_layer(layer, dtype) for layer in weights.layers)
+    return evolve(weights, layers=tuple(layers))
+
+
+def random_form(quantization: Quantization | None) -> CheckpointForm:
+    """Returns the form in which random matrices are made: in full numbers, which are
+    quantized as they are read.
+    """
+    if quantization is None:
+        return PLAIN_FORM
+    return CheckpointForm(OnLoad(quantization.format.scheme))
+
+
+def random_pool(deviation: float, dtype: str, seed: int, device: str) -> "torch.Tensor":
+    """Returns the numbers [POOL_SIZE] of which all tensors are made, from N(0,
+    deviation).
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    pool = torch.empty(POOL_SIZE).normal_(0.0, deviation, generator=generator)
+    return pool.to(device=device, dtype=torch_dtype(dtype))
+
+
+def draw_weights(
+    own_parts: Iterable[RankPart],
+    model_parts: Mapping[str, WeightPart],
+    pool: "torch.Tensor",
+) -> None:
+    """Fill a rank's tensors with their parts of the model's, drawn from the pool; norms
+    are 1.
+    """
     parts_by_name = {rank_part.part.name: rank_part for rank_part in own_parts}
     offset = 0
     for name, weight_part in model_parts.items():
@@ -80,8 +109,6 @@ def random_weights(
             continue
         cut = rank_part.cut
         rank_part.fill(drawn if cut is None else cut.apply(drawn))
-    layers = (finish_layer(layer, dtype) for layer in weights.layers)
-    return evolve(weights, layers=tuple(layers))
 
 
 def _draw_target(

@@ -11,7 +11,7 @@ such rule.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -47,7 +47,8 @@ def as_stored(spec: ModelSpec, folder: Path) -> ModelSpec:
     with suppress(CheckpointError, OSError, ValueError, RecursionError):
         if not quantization.at_load:
             stored_names = _stored_names(spec, quantization, folder)
-            plain = frozenset(_unquantized(spec, quantization, stored_names))
+            names = unquantized(_matrices(spec), quantization, stored_names)
+            plain = frozenset(names)
         elif quantization.format.scheme is INT8:
             plain = frozenset(_with_outliers(spec, folder))
     if spec.parameters:
@@ -73,11 +74,11 @@ def _stored_names(spec: ModelSpec, quantization: Quantization, folder: Path) -> 
     return {name for name, _ in model_names(spec, _places(folder), names)}
 
 
-def _unquantized(
-    spec: ModelSpec, quantization: Quantization, stored_names: set[str]
+def unquantized(
+    matrices: Iterable[str], quantization: Quantization, stored_names: Collection[str]
 ) -> Iterator[str]:
     """Yields the matrices that are there, without the tensors of quantized ones."""
-    for name in _matrices(spec):
+    for name in matrices:
         is_quantized = any(
             name + marker in stored_names for marker in quantization.format.markers
         )

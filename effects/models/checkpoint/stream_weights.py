@@ -27,6 +27,7 @@ _TYPES: Final = {
     "F16": torch.float16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64,
     "I32": torch.int32,
     "I8": torch.int8,
     "U8": torch.uint8,

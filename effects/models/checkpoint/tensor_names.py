@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final, TypeVar
 
+from minfer.effects.models.architecture.quantization import Quantization
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.families.multimodal import TEXT_PREFIXES
 
@@ -22,7 +23,7 @@ def model_name(spec: ModelSpec, name: str, names: Collection[str]) -> str:
     for stored_name in (name,) if inner == name else (inner, name):
         for renaming in spec.family.stored.renamings:
             stored_name = re.sub(renaming.pattern, renaming.name, stored_name, count=1)
-        stored_name = _in_format(spec, stored_name)
+        stored_name = name_in_format(spec.quantization, stored_name)
         for candidate in (
             stored_name,
             stored_name.removeprefix(PREFIX),
@@ -44,11 +45,11 @@ def _in_text_half(name: str) -> str:
     return name
 
 
-def _in_format(spec: ModelSpec, name: str) -> str:
+def name_in_format(quantization: Quantization | None, name: str) -> str:
     """Returns a tensor's name as the checkpoint's format has it."""
-    if spec.quantization is None:
+    if quantization is None:
         return name
-    other_suffix, own_suffix = spec.quantization.format.renamed
+    other_suffix, own_suffix = quantization.format.renamed
     return (
         name.removesuffix(other_suffix) + own_suffix
         if other_suffix and name.endswith(other_suffix)

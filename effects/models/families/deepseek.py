@@ -11,6 +11,7 @@ from minfer.effects.models.families.expert_keys import (
     SparseLayers,
 )
 from minfer.effects.models.families.family import Family, Variant
+from minfer.effects.models.families.mtp_keys import DEEPSEEK_MTP
 
 _DEEPSEEK: Final = ExpertKeys(
     count=("num_experts", "n_routed_experts"),
@@ -63,6 +64,7 @@ ROWS: Final = (
         biases=Biases(qkv=BIAS, out=BIAS),
         attention="mla",
         experts=SIGMOID,
+        mtp=DEEPSEEK_MTP,
     ),
     Family(
         "YoutuForCausalLM",

@@ -11,6 +11,7 @@ from minfer.effects.models.families.expert_keys import (
 )
 from minfer.effects.models.families.family import Family
 from minfer.effects.models.families.layer_keys import StoredNames
+from minfer.effects.models.families.mtp_keys import ERNIE_MTP
 
 _BIAS: Final = "use_bias"
 _ERNIE: Final = {
@@ -60,5 +61,6 @@ ROWS: Final = (
             sparse=SparseLayers(between=True),
         ),
         stored=StoredNames(skipped=("model.mtp_",)),
+        mtp=ERNIE_MTP,
     ),
 )

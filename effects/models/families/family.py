@@ -8,6 +8,7 @@ attention_keys.py  biases, norms of heads, their number, scores, positions, wind
 layer_keys.py      norms, feed-forwards, what else is in a layer, factors, tensor names
 expert_keys.py     experts and the choice among them
 recurrent_keys.py  layers that keep a state instead of keys and values
+mtp_keys.py        MTP heads in the checkpoint
 
 A value that is the key of a config's field is empty where the family has no such field. A
 `bool | str` is whether there is something, or the key of a flag that says so.
@@ -36,6 +37,7 @@ from minfer.effects.models.families.layer_keys import (
     Norms,
     StoredNames,
 )
+from minfer.effects.models.families.mtp_keys import MtpKeys
 from minfer.effects.models.families.recurrent_keys import HybridLayers, RecurrentKeys
 from minfer.kernels.leaves import Activation
 
@@ -78,6 +80,8 @@ class Family:
     factors: Factors = field(factory=Factors, kw_only=True)
     multipliers: Multipliers = field(factory=Multipliers, kw_only=True)
     stored: StoredNames = field(factory=StoredNames, kw_only=True)
+    # None: its checkpoints have no MTP head, or minfer does not know its tensors.
+    mtp: MtpKeys | None = field(default=None, kw_only=True)
     # Where a config has none, or null.
     eos_ids: tuple[int, ...] = field(default=(), kw_only=True)
     # The family's own names of config values, and those of most families.

@@ -8,6 +8,7 @@ from minfer.effects.models.families.attention_keys import Biases, Positions, QkN
 from minfer.effects.models.families.common import BIAS, MLA, SIGMOID
 from minfer.effects.models.families.family import Family
 from minfer.effects.models.families.layer_keys import NormNames, Norms, StoredNames
+from minfer.effects.models.families.mtp_keys import GLM_MTP
 
 _GLM: Final = {
     "max_position_embeddings": 131072,
@@ -63,6 +64,7 @@ ROWS: Final = (
         qk_norm=QkNorm(present="use_qk_norm"),
         positions=Positions(partial=True),
         experts=SIGMOID,
+        mtp=GLM_MTP,
     ),
     Family(  # GLM-4.7-Flash
         "Glm4MoeLiteForCausalLM",
@@ -88,5 +90,6 @@ ROWS: Final = (
         experts=evolve(
             SIGMOID, sparse=evolve(SIGMOID.sparse, layer_types="mlp_layer_types")
         ),
+        mtp=GLM_MTP,
     ),
 )

@@ -16,6 +16,7 @@ from minfer.effects.models.families.common import BIAS, SIGMOID
 from minfer.effects.models.families.expert_keys import SharedExperts
 from minfer.effects.models.families.family import Family
 from minfer.effects.models.families.layer_keys import StoredNames
+from minfer.effects.models.families.mtp_keys import MIMO_MTP
 
 ROWS: Final = (
     Family(
@@ -55,5 +56,6 @@ ROWS: Final = (
             sparse=evolve(SIGMOID.sparse, layer_types="mlp_layer_types"),
         ),
         stored=StoredNames(skipped=("model.mtp.",)),
+        mtp=MIMO_MTP,
     ),
 )

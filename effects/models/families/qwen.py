@@ -21,6 +21,7 @@ from minfer.effects.models.families.expert_keys import (
 )
 from minfer.effects.models.families.family import Family
 from minfer.effects.models.families.layer_keys import Norms, StoredNames
+from minfer.effects.models.families.mtp_keys import QWEN_MTP
 from minfer.effects.models.families.recurrent_keys import GatedDeltaKeys, HybridLayers
 
 _QWEN: Final = {"max_position_embeddings": 32768, "num_key_value_heads": 32}
@@ -72,6 +73,7 @@ _NEXT: Final = Family(
         count=("num_experts",), sparse=SPARSE_AND_DENSE, shared=_SHARED_EXPERT
     ),
     stored=StoredNames(skipped=("mtp.",)),
+    mtp=QWEN_MTP,
 )
 # Published as text halves (multimodal.py).
 _DELTA_35: Final = evolve(

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 METHOD: Final = "compressed-tensors"
+KEY: Final = "quantization_config"  # in a config
+GROUPS: Final = "config_groups"  # and in that
 INT8_TYPES: Final = ("I8",)
 ZERO_POINT: Final = ".weight_zero_point"
 SIGNED_ZERO: Final = 8  # is 0 in numbers of 4 bits with a sign
@@ -152,7 +154,7 @@ def read_compressed(
     """Returns the format of a config with quant_method "compressed-tensors". Raises
     `UnsupportedModelError`, `ModelConfigError`.
     """
-    groups = quant_config.get("config_groups")
+    groups = quant_config.get(GROUPS)
     if not isinstance(groups, dict) or not all(
         isinstance(group, dict) for group in groups.values()
     ):
@@ -173,9 +175,27 @@ def read_compressed(
     return formats.pop()
 
 
+def config_of_mtp(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Returns a config that says of all matrices what this one says of those of layers
+    that predict further tokens; None: it says nothing else of them than of others.
+    """
+    quant_config = config.get(KEY)
+    if not isinstance(quant_config, dict):
+        return None
+    groups = quant_config.get(GROUPS)
+    if not isinstance(groups, dict):
+        return None
+    own = {
+        name: {**group, "targets": ["Linear"]}
+        for name, group in groups.items()
+        if isinstance(group, dict) and _of_mtp(group)
+    }
+    return {**config, KEY: {**quant_config, GROUPS: own}} if own else None
+
+
 def _of_mtp(group: Mapping[str, Any]) -> bool:
-    """Whether a group is of layers alone that predict further tokens: these are not
-    read.
+    """Whether a group is of layers alone that predict further tokens, which are not the
+    model's.
     """
     targets = group.get("targets")
     return (

@@ -8,6 +8,7 @@ its widest place. Functions of their arguments, without torch.
 
 from typing import Final
 
+from minfer.effects.models.architecture.draft_head import HeadSpec
 from minfer.effects.models.architecture.gqa import GQA
 from minfer.effects.models.architecture.mla import MLA
 from minfer.effects.models.architecture.spec import ModelSpec
@@ -61,6 +62,33 @@ def weight_bytes(spec: ModelSpec, *, cuda: bool) -> int:
     num_others = parameter_count(spec) - elements - num_float32
     num_units = sum(attention.unit_elements for attention in spec.attentions)
     return stored + num_others * element + (num_float32 + num_units) * 4
+
+
+ID_BYTES: Final = 8  # of a token of a reduced vocabulary: int64
+
+
+def head_bytes(head: HeadSpec, dtype: str, *, cuda: bool) -> int:
+    """Returns the bytes of a draft head's weights, those that it shares with its target
+    left out.
+    """
+    stored = elements = 0
+    for sizes in head.matrices:
+        stored += sizes.matrix_bytes(head.scheme_of(sizes), dtype, cuda=cuda)
+        elements += sizes.matrix_elements
+    num_others = head.parameters - elements - head.float32_elements
+    ids = (head.draft_vocab_size or 0) * bool(head.names.target_ids) * ID_BYTES
+    return stored + num_others * dtype_bytes(dtype) + head.float32_elements * 4 + ids
+
+
+def head_activation_bytes(head: HeadSpec, dtype: str, sizes: EngineConfig) -> int:
+    """Returns the bytes that a draft head keeps of a step beside its layer's: the
+    target's noted streams, hidden states before and behind, embeddings, pairs of these
+    and products of keys; and logits of the rows that have drafts.
+    """
+    widths = len(head.hidden_layers) * head.target_hidden_size + 6 * head.hidden_size
+    of_tokens = sizes.max_num_batched_tokens * widths
+    of_rows = sizes.max_num_seqs * (head.vocab_size + head.hidden_size)
+    return (of_tokens + of_rows) * dtype_bytes(dtype)
 
 
 def kv_bytes_per_token(spec: ModelSpec) -> int:

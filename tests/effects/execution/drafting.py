@@ -9,6 +9,7 @@ from typing import Any
 from attrs import define, field
 
 from minfer.effects.execution.running.draft_model import LoadedDraft
+from minfer.effects.execution.running.head_model import LoadedHead
 from minfer.effects.live.engine.host_drafts import HostDrafts
 from minfer.records.messages import Executed, Failed
 from minfer.records.plan import Plan
@@ -108,7 +109,7 @@ def guessing(
 
 
 def drafting(
-    model: Model, draft: LoadedDraft, drafts: int, **settings: Any
+    model: Model, draft: LoadedDraft | LoadedHead, drafts: int, **settings: Any
 ) -> tuple[Run, Tally]:
     """A run whose executor drafts; `rule`: of acceptance."""
     spec_config = speculation(DEVICE, drafts, settings.pop("rule", SAME_NOISE))

@@ -128,11 +128,11 @@ def test_what_its_cache_lacks_costs_nothing_but_drafts(model: Model) -> None:
     """It takes no part in steps without drafts."""
     hand = Hand.start(model, WANTED, modelled(), same(model))
     hand.executor.launcher.catch_up = None
-    draft = hand.executor.runner.draft
+    draft = hand.executor.runner.draft_model
     assert draft is not None
     draft.cache.data.zero_()  # what is lacking is not what happened to be there
     without(hand, 4)
-    draft = hand.executor.runner.draft
+    draft = hand.executor.runner.draft_model
     assert draft is not None
     draft.cache.data.fill_(torch.nan)  # or what was there before might do
     hand.go_on({0: 4, 1: 4})

@@ -92,7 +92,7 @@ class Made:
 
     rows: DeviceRows
     sampler: Sampler
-    draft: Any
+    drafter: Any
     logits: Tensor
 
     def forward(self, _: StepShape, __: object, step: StepRows, ___: object) -> Forwarded:

@@ -9,6 +9,7 @@ import torch
 from attrs import define, evolve, field
 
 from minfer.effects.execution.running.draft_model import LoadedDraft
+from minfer.effects.execution.running.head_model import LoadedHead
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Executed, Failed
@@ -82,7 +83,7 @@ class Hand:
         model: Model,
         wanted_requests: list[Request],
         config: EngineConfig = CONFIG,
-        draft: LoadedDraft | None = None,
+        draft: LoadedDraft | LoadedHead | None = None,
     ) -> "Hand":
         """With all prompts but the last token of each computed, and a token of each."""
         weights = on_device(model.weights)
@@ -295,7 +296,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
     "not 0": {"num_scheduled_tokens": (1,)},
     "1 drafts are given of 2": {"num_scheduled_tokens": (3,)},
-    "no draft model": {"drafts": (Draft(0),)},
+    "no drafter": {"drafts": (Draft(0),)},
 }
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from minfer.effects.execution.device import routes
 from minfer.effects.execution.running.draft_model import LoadedDraft
+from minfer.effects.execution.running.head_model import LoadedHead
 from minfer.effects.execution.running.runner import ModelRunner
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.engine.driver import Driver
@@ -37,7 +38,7 @@ def make_executor(
     config: EngineConfig,
     spec: ModelSpec,
     weights: Weights,
-    draft: LoadedDraft | None = None,
+    draft: LoadedDraft | LoadedHead | None = None,
 ) -> TorchExecutor:
     if device_kinds[-1] == "cpu":
         return TorchExecutor(config, spec, weights, "cpu", draft=draft)
@@ -117,8 +118,13 @@ def on_device(weights: Weights) -> Weights:
     return moved_weights
 
 
-def draft_on_device(draft: LoadedDraft | None) -> LoadedDraft | None:
-    """Likewise, a draft model, if there is one."""
+def draft_on_device(
+    draft: LoadedDraft | LoadedHead | None,
+) -> LoadedDraft | LoadedHead | None:
+    """Likewise, a drafter, if there is one."""
+    if isinstance(draft, LoadedHead):
+        is_moved = device_kinds[-1] != "cpu" and CUDA
+        return LoadedHead(carried_over(draft.weights)) if is_moved else draft
     if draft is None or not isinstance(draft.weights, Weights):
         return draft
     return evolve(draft, weights=on_device(draft.weights))
@@ -152,7 +158,7 @@ class Run:
     @classmethod
     def start(cls, model: Model, **settings: Any) -> "Run":
         """`draft`: a draft model; other settings are the configuration's."""
-        draft: LoadedDraft | None = settings.pop("draft", None)
+        draft: LoadedDraft | LoadedHead | None = settings.pop("draft", None)
         sizes: dict[str, Any] = {
             "num_blocks": 64,
             "block_size": 8,

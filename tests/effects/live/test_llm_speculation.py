@@ -22,7 +22,7 @@ from attrs import frozen
 
 from minfer import LLM, RequestOutput, SamplingParams, StructuredOutputs
 from minfer.effects.setup.folders import bundled_folder
-from minfer.effects.setup.speculation_settings import METHODS
+from minfer.effects.setup.speculation_settings import WITHOUT_HEADS
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.records.messages import Admitted
@@ -36,7 +36,7 @@ NEEDS_GPU: Final = pytest.mark.skipif(
 DEVICES: Final = ("cpu", pytest.param("cuda", marks=NEEDS_GPU))
 FEW, SOME, ALL = 24, 80, 500  # prompts
 # Methods, steps in flight, and whether lengths adapt.
-EVERY_WAY = [*product(METHODS, (1, 2), (False, True))]
+EVERY_WAY = [*product(WITHOUT_HEADS, (1, 2), (False, True))]
 SHARED: Final = 40  # tokens with which every third prompt begins
 ROOMY: Final[dict[str, Any]] = {"max_num_seqs": 12, "num_gpu_blocks_override": 128}
 TIGHT: Final[dict[str, Any]] = {

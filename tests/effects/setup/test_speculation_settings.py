@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.setup.speculation_settings import (
+    MAX_HEAD_DRAFT_ROWS,
     MAX_HOST_DRAFT_ROWS,
     SpeculativeConfig,
     speculative_config,
@@ -48,7 +49,19 @@ def test_the_engine_gets_the_drafter_and_the_number_of_drafts() -> None:
     assert (reported.drafter, reported.rows, reported.adaptive) == (DEVICE, 9, False)
 
 
-@pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model"])
+def test_heads_are_the_devices_drafters_in_larger_steps() -> None:
+    for keys in ({"method": "mtp"}, {"method": "eagle3", "model": "org/head"}):
+        head = config(**keys)
+        assert head.proposer is None
+        assert head.speculation.drafter == DEVICE
+        assert head.speculation.rows == MAX_HEAD_DRAFT_ROWS
+
+
+def test_older_names_of_vllm_are_mtp() -> None:
+    assert config(method="qwen3_next_mtp").method == "mtp"
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model", "mtp"])
 def test_which_drafts_stand_goes_with_every_method(method: str) -> None:
     assert config(method=method).speculation.rule == SAME_NOISE
     for name, rule in (("same_noise", SAME_NOISE), ("standard", REJECTION)):
@@ -60,8 +73,11 @@ def test_which_drafts_stand_goes_with_every_method(method: str) -> None:
     ("keys", "message"),
     [
         (7, "must be a mapping of its keys, not 7"),
-        ({}, "needs a method: one of ngram, suffix, draft_model"),
-        ({"method": "eagle3"}, "method 'eagle3' is not here yet; there are ngram"),
+        ({}, "needs a method: one of ngram, suffix, draft_model, mtp, eagle3"),
+        ({"method": "medusa"}, "method 'medusa' is not here yet; there are ngram"),
+        ({"method": "eagle3"}, "eagle3 needs a model: the path of the head"),
+        ({"method": "mtp", "model": "m"}, "'draft_model' and 'eagle3', not with 'mtp'"),
+        ({"method": "mtp", "prompt_lookup_max": 2}, "prompt_lookup_max goes with ngram"),
         ({"method": "magic"}, "method must be one of ngram, suffix, draft_model"),
         ({"method": ["ngram"]}, "method must be one of"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "from 1 to 64, not 0"),
@@ -70,7 +86,7 @@ def test_which_drafts_stand_goes_with_every_method(method: str) -> None:
         ({"method": "ngram", "num_speculative_tokens": 10**99}, "must be a whole number"),
         ({"method": "ngram", "num_speculative_tokens": 10**9999}, "not one that large"),
         ({"method": "ngram", "num_speculative_tokens": None}, "from 1 to 64, not None"),
-        ({"method": "ngram", "model": "m"}, "model goes with the method 'draft_model'"),
+        ({"method": "ngram", "model": "m"}, "model goes with the methods 'draft_model'"),
         ({"method": "draft_model", "model": 7}, "must be the path of a checkpoint"),
         ({"method": "draft_model", "model": ""}, "must be the path of a checkpoint"),
         ({"model": "m", "prompt_lookup_min": 2}, "prompt_lookup_min goes with ngram"),

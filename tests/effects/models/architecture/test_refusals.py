@@ -451,6 +451,16 @@ def test_kinds_of_models_are_named(
             assert word in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "architecture",
+    ["LlamaForCausalLMEagle3", "Eagle3Speculator", "EagleLlamaForCausalLM"],
+)
+def test_a_draft_head_is_no_model(architecture: str) -> None:
+    config = {"model_type": "llama", "architectures": [architecture]}
+    with pytest.raises(UnsupportedModelError, match=f"{architecture} is a draft head"):
+        parse_spec(config)
+
+
 def test_no_kind_that_works_is_refused() -> None:
     assert not KINDS.keys() & BY_MODEL_TYPE.keys()
 
