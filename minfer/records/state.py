@@ -10,6 +10,7 @@ from minfer.blocks.keys import Keys
 from minfer.blocks.ownership import Blocks
 from minfer.blocks.pool import Pool
 from minfer.blocks.prefix import PrefixIndex
+from minfer.records.adapters import NO_ADAPTERS, Adapters, AdapterSlot
 from minfer.records.config import EngineConfig
 from minfer.records.drafting import NOTHING_DRAFTED, Drafting
 from minfer.records.messages import (
@@ -97,6 +98,7 @@ class EngineState:
     blocked: BlockedHead | None = None  # the last one that was reported
     deferred_clients: frozenset[str] = frozenset()  # clients that the last plan deferred
     overrides: tuple[PolicyOverride, ...] = ()  # within a turn; they leave it as reasons
+    adapters: Adapters = NO_ADAPTERS
 
 
 def head_of_queue(state: EngineState) -> Sequence:
@@ -198,4 +200,7 @@ def initial(config: EngineConfig) -> EngineState:
         raise ConfigError(
             f"scheduling policy {kind}: start() raised {error!r}"
         ) from error
-    return EngineState(blocks, rows, policy, tiers=Tiers.under(config.host))
+    slots = Adapters((AdapterSlot(),) * config.adapter_slots)
+    return EngineState(
+        blocks, rows, policy, tiers=Tiers.under(config.host), adapters=slots
+    )
