@@ -71,8 +71,8 @@ def _read_module(word: Any) -> list[LoraModule]:
     name, separator, path = text.partition("=")
     if not separator or not path:
         raise ConfigError(
-            f"--lora-modules: {word!r:.200} is not like NAME=PATH, nor a JSON object with "
-            "name and path"
+            f"--lora-modules: {word!r:.200} is not like NAME=PATH, nor a JSON object "
+            "with name and path"
         )
     return [LoraModule(_checked_name(name, "--lora-modules"), path)]
 
@@ -120,8 +120,8 @@ def read_hub_names(words: Iterable[str]) -> dict[str, str]:
         repository, _, revision = hub_name.partition("@")
         if not revision or "/" not in repository or not is_id(hub_name):
             raise ConfigError(
-                f"--lora-hub: {word!r:.200} is not like NAME=ORG/REPOSITORY@REVISION; the "
-                "revision says which files these are"
+                f"--lora-hub: {word!r:.200} is not like NAME=ORG/REPOSITORY@REVISION; "
+                "the revision says which files these are"
             )
         hub[_checked_name(name, "--lora-hub")] = hub_name
     return hub

@@ -131,6 +131,6 @@ def _check_place(opened: int, path: Path, allowed: Sequence[Path] | None) -> Non
     actual = Path(os.readlink(f"/proc/self/fd/{opened}"))
     if not any(actual.is_relative_to(folder) for folder in allowed):
         raise AdapterPathError(
-            f"adapter {str(path)!r}: it is not below a folder that adapters may be loaded "
-            "from; these are named when the server is started (--lora-folders)"
+            f"adapter {str(path)!r}: it is not below a folder that adapters may be "
+            "loaded from; these are named when the server is started (--lora-folders)"
         )

@@ -179,6 +179,4 @@ def _bounded(
     named = {entry.digest for entry in names.values()}
     retired = [digest for digest in folders if digest not in named]
     dropped = set(retired[: max(0, len(retired) - MAX_RETIRED)])
-    return {
-        digest: folder for digest, folder in folders.items() if digest not in dropped
-    }
+    return {digest: folder for digest, folder in folders.items() if digest not in dropped}

@@ -142,5 +142,3 @@ def digest_of(adapters: ServedAdapters | None, request: object) -> str:
     if adapters is None:
         raise RequestError(f"lora_request: {NOT_ENABLED}", param="lora_request")
     return adapters.of_request(request)
-
-
