@@ -25,6 +25,7 @@ from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import Weights
 from minfer.effects.models.ranks import SINGLE_RANK, Communicator, StageIO, whole_logits
 from minfer.kernels.leaves import Norm
+from minfer.kernels.lora import AdapterTokens
 from minfer.kernels.plain import normalise
 from minfer.kernels.scaled_logits import scale_logits
 
@@ -53,7 +54,13 @@ def forward(
     None: `communicator` does.
     """
     stage_io = communicator if stage_io is None else stage_io
-    products = ProductContext(batch.tokens.is_cuda, batch.fused, batch.real)
+    slots = batch.adapter_slots
+    products = ProductContext(
+        batch.tokens.is_cuda,
+        batch.fused,
+        batch.real,
+        None if slots is None else AdapterTokens(slots),
+    )
     last, picked = len(spec.layers) - 1, _picked_tokens(batch)
     with torch.inference_mode():
         # [tokens, hidden]
