@@ -86,9 +86,9 @@ class AsyncLLM(ServedModel):
         "final_only" there is one, at the end; so it always is for a beam search, with the
         best sequences in their order. `priority` is that of `urgency`; the last three
         arguments are vLLM's, and must be None. `lora_request` names an adapter: its
-        files are read at its first use, in this thread. Other arguments are as for `LLM.generate`;
-        ids of live requests must differ. Raises RequestError, OverloadedError if too many
-        wait, and EngineDeadError, at once or, if things changed since, at the first
+        files are read at its first use, in this thread. Other arguments are as for
+        `LLM.generate`; ids of live requests must differ. Raises RequestError,
+        OverloadedError if too many wait, and EngineDeadError, at once or, if things changed since, at the first
         output: only then the request enters the engine. Closing the iterator, or
         cancelling its task, cancels it.
         """

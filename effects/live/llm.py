@@ -141,9 +141,10 @@ class LLM(ServedModel):
         one, and needs `add_generation_prompt` to be false; `chat_template` is another
         template, as its text or a file's path, and `chat_template_kwargs` are further
         variables of the template. `sampling_params` are as for `generate`, but None lets
-        an answer take all room in the context; `lora_request` is as there. The template decides whether contents are
-        texts or lists, whatever `chat_template_content_format` says; the other arguments
-        are vLLM's, and must be None.
+        an answer take all room in the context; `lora_request` is as there. The template
+        decides whether contents are texts or lists, whatever
+        `chat_template_content_format` says; the other arguments are vLLM's, and must be
+        None.
 
         Raises ChatTemplateError, and as `generate` does; and RequestError for tools if it
         is unknown how the model calls them: see `tool_call_parser` of `EngineArgs`.

@@ -20,6 +20,7 @@ from minfer.effects.live.adapters.sources import Source, fetch, trusted_source
 from minfer.effects.live.errors import RequestError
 from minfer.effects.models.adapters.peft_files import AdapterError, read_adapter
 from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.setup.engine_args import MAX_ADAPTER_BYTES
 from minfer.effects.setup.lora_settings import AdapterNameError, LoraModule
 from minfer.effects.setup.prepare import Setup
@@ -74,9 +75,9 @@ class ServedAdapters:
         with private_copy(folder, self._max_bytes, source.allowed) as copy:
             try:
                 adapter = read_adapter(copy, self._spec, self._max_rank)
-            except AdapterError as error:
+            except CheckpointError as error:  # also of a damaged file
                 message = str(error).replace(str(copy), str(folder))
-                raise type(error)(message) from None
+                raise AdapterError(message) from None
         entry = AdapterEntry(
             name=name,
             digest=adapter.digest.hex(),

@@ -23,6 +23,7 @@ from minfer.effects.live.adapters.adapter_files import private_copy
 from minfer.effects.live.adapters.registry import AdapterRegistry
 from minfer.effects.models.adapters.peft_files import AdapterError
 from minfer.effects.setup.engine_args import EngineArgs
+from minfer.effects.models.config_reader import CheckpointError
 from minfer.records.messages import AdapterFailed, AdapterLoaded, LoadAdapter
 
 Report = Callable[[AdapterLoaded | AdapterFailed], None]
@@ -120,7 +121,7 @@ class HostAdapters:
         with private_copy(Path(folder), self._max_bytes) as copy:
             try:
                 self._executor.add_adapter(bytes.fromhex(digest), str(copy))
-            except AdapterError as error:
+            except CheckpointError as error:  # also of a damaged file
                 raise AdapterError(str(error).replace(str(copy), folder)) from None
         with self._lock:
             self._touch(digest)
