@@ -117,6 +117,7 @@ class AnswerTask:
                 request.pooled.pooling_type,
                 request_id=self._request_id(prompt),
                 urgency=request.urgency,
+                adapter=request.adapter,
             )
         return self.state.llm.generate_deltas(
             request.prompts[prompt],
@@ -125,6 +126,7 @@ class AnswerTask:
             urgency=request.urgency,
             streaming=request.stream,
             shown=request.parsing.markers if request.parsing else (),
+            adapter=request.adapter,
         )
 
     def _request_id(self, prompt: int) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from minfer.effects.models.adapters.peft_files import AdapterError
+from minfer.effects.models.adapters.peft_config import AdapterError
 
 CONFIG_NAME: Final = "adapter_config.json"
 WEIGHTS_NAME: Final = "adapter_model.safetensors"

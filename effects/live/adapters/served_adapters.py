@@ -18,7 +18,8 @@ from minfer.effects.live.adapters.lora_request import LoRARequest
 from minfer.effects.live.adapters.registry import AdapterEntry, AdapterRegistry
 from minfer.effects.live.adapters.sources import Source, fetch, trusted_source
 from minfer.effects.live.errors import RequestError
-from minfer.effects.models.adapters.peft_files import AdapterError, read_adapter
+from minfer.effects.models.adapters.peft_config import AdapterError
+from minfer.effects.models.adapters.peft_files import read_adapter
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.setup.engine_args import MAX_ADAPTER_BYTES

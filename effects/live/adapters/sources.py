@@ -20,7 +20,7 @@ from minfer.effects.live.adapters.adapter_files import (
     WEIGHTS_NAME,
     AdapterPathError,
 )
-from minfer.effects.models.adapters.peft_files import AdapterError
+from minfer.effects.models.adapters.peft_config import AdapterError
 from minfer.effects.models.checkpoint.hub import HubError, is_id, snapshot
 from minfer.effects.setup.engine_args import MAX_ADAPTER_BYTES
 from minfer.effects.setup.lora_settings import AdapterNameError, check_name

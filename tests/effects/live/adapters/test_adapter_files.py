@@ -14,7 +14,7 @@ from minfer.effects.live.adapters.adapter_files import (
     AdapterPathError,
     private_copy,
 )
-from minfer.effects.models.adapters.peft_files import AdapterError
+from minfer.effects.models.adapters.peft_config import AdapterError
 
 
 def make_files(folder: Path, weights: bytes = b"weights") -> Path:
