@@ -185,7 +185,7 @@ class ServedModel(ChatRenderer):
         cached_root = functools.lru_cache(1)(input_processor.cache_root)
         count_resets = self.count_resets
         events = EngineEvents(
-            config, publisher, lambda: cached_root(fingerprint, count_resets())
+            config, publisher, lambda: cached_root(fingerprint, count_resets(), b"", "")
         )
         self.kv_events = events
         self.worker.turn_listeners.append(events.observe)
