@@ -7,6 +7,7 @@ import functools
 import gc
 import inspect
 import os
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -23,12 +24,14 @@ from minfer.effects.execution.warming.start_progress import (
     logged,
 )
 from minfer.effects.live.absent_features import absent_method
+from minfer.effects.live.adapters.served_adapters import ServedAdapters
 from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.client import EngineClient
 from minfer.effects.live.constraints.grammar_masks import GrammarMasks
 from minfer.effects.live.engine import open_engine as opening
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.engine_worker import EngineWorker
+from minfer.effects.live.engine.host_adapters import host_adapters
 from minfer.effects.live.engine.open_rank import open_store
 from minfer.effects.live.engine_metrics import Metric, read_metrics
 from minfer.effects.live.errors import RequestError
@@ -58,6 +61,7 @@ from minfer.effects.live.kv_events.engine_events import (
     open_publisher,
 )
 from minfer.effects.setup.engine_args import REMOVED, EngineArgs
+from minfer.effects.setup.lora_settings import read_modules
 from minfer.effects.setup.option_descriptions import settings_docstring
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.effects.text.grammars.grammar_library import Compiler, GrammarError
@@ -126,6 +130,9 @@ class ServedModel(ChatRenderer):
     # The internals of an engine in this process, for tests and benchmarks.
     worker: EngineWorker
     kv_events: EngineEvents | None = None  # what that publishes
+    adapters: ServedAdapters | None = None  # that requests may name
+    # The folder of their names, if no server has made one.
+    _names_folder: "tempfile.TemporaryDirectory[str] | None" = None
     client: EngineClient
     frontend: Frontend
     _finalizer: "weakref.finalize[..., Any] | None" = None
@@ -148,6 +155,9 @@ class ServedModel(ChatRenderer):
 
     def _open(self, args: EngineArgs, report: Report = ignore_progress) -> None:
         """Load the model, and start an engine."""
+        if args.enable_lora and not args.lora_registry:
+            self._names_folder = tempfile.TemporaryDirectory(prefix="minfer-lora-")
+            args = attrs.evolve(args, lora_registry=self._names_folder.name)
         with contextlib.ExitStack() as stack:
             publisher = open_publisher(
                 args.kv_events_config, caches_prefixes=args.enable_prefix_caching
@@ -164,6 +174,8 @@ class ServedModel(ChatRenderer):
         self._load_tokenizer(prepare(args))
         setup = self.setup
         check_layers(setup.args.kv_events_config, setup.config)
+        if self.adapters is not None:
+            self.adapters.load_modules(read_modules(setup.args.lora_modules))
         store = open_store(setup)
         executor = opening.open_executor(setup, self.tokenizer, logged(report), store)
         self.setup = setup = opening.with_costs(setup, executor)
@@ -176,7 +188,9 @@ class ServedModel(ChatRenderer):
             masks=masks,
             drafts=opening.host_drafts(setup),
         )
-        self.worker = EngineWorker(driver, journal, self.grammars, store)
+        adapters = None if self.adapters is None else self.adapters.registry
+        loaded = host_adapters(executor, adapters, setup.args)
+        self.worker = EngineWorker(driver, journal, self.grammars, store, loaded)
         self._attach(self.worker, 0)
 
     def _publish_events(self, publisher: Publisher) -> None:
@@ -213,6 +227,7 @@ class ServedModel(ChatRenderer):
             ends = setup.stop_ids.union(self.tokenizer.eos_ids)
             setup = attrs.evolve(setup, stop_ids=ends)
         self.setup = setup
+        self.adapters = ServedAdapters.of(setup)
         disk = setup.args.kv_disk
         self.epochs = None if disk is None else FolderEpochs.open(Path(disk))
         self.set_parsers(parsers_of(setup.args))
@@ -339,9 +354,11 @@ class ServedModel(ChatRenderer):
         streaming: bool = False,
         name: str = "",
         shown: Iterable[str] = (),
+        adapter: str = "",
     ) -> OutputProcessor:
         """Returns a checked request after `count` others: by the type of `params` for
-        samples, for a search, or for a vector. Raises RequestError.
+        samples, for a search, or for a vector; with the `adapter` of that digest, if any.
+        Raises RequestError.
         """
         tokenized = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
         request_input = RequestInput(
@@ -351,6 +368,7 @@ class ServedModel(ChatRenderer):
             urgency=urgency,
             name=name,
             resets=self.count_resets(),
+            adapter=adapter,
         )
         if isinstance(params, str):
             request = input_processor.make_pooled_request(request_input, params)

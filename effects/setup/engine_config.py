@@ -66,6 +66,7 @@ def engine_config(
         speculation=speculation,
         groups=groups,
         states=state_keeping(spec, args.block_size, speculation),
+        adapter_slots=args.adapter_slots,
     )
 
 

@@ -246,7 +246,9 @@ class _Reader:
         value = self.config.get(key) or []
         if isinstance(value, str):
             return value
-        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        if not isinstance(value, list) or not all(
+            isinstance(name, str) for name in value
+        ):
             raise self.error(key, "a list of names, or a string")
         return tuple(value)
 

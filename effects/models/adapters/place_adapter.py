@@ -38,9 +38,7 @@ def place_adapter(
     for name, factors in adapter.matrices.items():
         if (part := parts.get(name)) is not None:  # else another stage has it
             _place_a(spec, part, factors)
-            [rank_part] = rank_parts(
-                spec, iter([evolve(part.part, name=name)]), whole
-            )
+            [rank_part] = rank_parts(spec, iter([evolve(part.part, name=name)]), whole)
             stored = _padded_b(part, factors, layout.rank)
             cut = rank_part.cut
             rank_part.fill(stored if cut is None else cut.apply(stored))

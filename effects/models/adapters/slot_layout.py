@@ -175,9 +175,7 @@ class SlotMaker(WeightMaker):
 
 def slot_layers(spec: ModelSpec, memory: SlotMemory) -> tuple[LayerWeights, ...]:
     """Returns the trees of the layers of a rank, as `SlotMaker` makes them."""
-    slots = {
-        place.sizes.names[0]: memory.leaf(place) for place in memory.layout.matrices
-    }
+    slots = {place.sizes.names[0]: memory.leaf(place) for place in memory.layout.matrices}
     make = SlotMaker(spec.dtype, "meta", slots=slots)
     return tuple(
         empty_layer(layer, evolve(make, prefix=layer_prefix(i)))
