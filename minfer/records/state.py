@@ -103,11 +103,12 @@ class EngineState:
 
 def head_of_queue(state: EngineState) -> Sequence:
     """The head of the queue for the last plan: the first sequence whose client was not
-    deferred, and whose blocks are not on their way; or if there is none, the first of
-    all. The queue must not be empty.
+    deferred, whose blocks are not on their way and whose adapter was ready; or if there
+    is none, the first of all. The queue must not be empty.
     """
     deferred, loading = state.deferred_clients, state.tiers.loading
-    return state.waiting.first_but(deferred, loading) or state.waiting.first()
+    unready = state.adapters.unready
+    return state.waiting.first_but(deferred, loading, unready) or state.waiting.first()
 
 
 def waiting_sample(state: EngineState, name: SampleId) -> Sequence | None:

@@ -17,7 +17,7 @@ from minfer.effects.models.architecture.moe import MoE
 from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.spec import ModelSpec, layer_prefix
 from minfer.effects.models.parts import WeightPart
-from minfer.kernels.leaves import AdapterSlots
+from minfer.kernels.leaves import AdapterSlots, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +42,13 @@ class AdapterPart:
     def is_stacked(self) -> bool:
         """Whether it has the matrices of all experts."""
         return bool(self.place.sizes.experts) and self.expert is None
+
+    @property
+    def parameter(self) -> str:
+        """What transformers calls the matrices of all experts."""
+        if self.place.sizes.shard is Shard.ROW:
+            return "down_proj"
+        return "gate_up_proj" if len(self.parts) > 1 else "up_proj"
 
     @property
     def is_transposed(self) -> bool:

@@ -259,7 +259,7 @@ def _factors(
     lora_a, lora_b = pair
     key = module
     if part.is_stacked:
-        key = f"{module.split(BASE_LAYER)[0]}.{part.name.rpartition('.')[2]}"
+        key = f"{module.split(BASE_LAYER)[0]}.{part.parameter}"
     is_target = config.targets_parameter if part.is_stacked else config.targets_module
     if not is_target(key):
         raise AdapterError(
