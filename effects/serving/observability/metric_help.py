@@ -16,9 +16,8 @@ HELP: Final[Mapping[str, str]] = {
         "is full), rows (the batch is full), budget (a step takes no more tokens), turn "
         "(they are behind the head of the queue), share (their client uses its share "
         "of rows while others run), loading (their KV blocks are on their way from host "
-        "memory, a disk or another engine), adapter (their adapter is not on the device), "
-        "replica (none of several takes them now), "
-        "policy, sibling, step, fault."
+        "memory, a disk or another engine), adapter (theirs is not on the device), "
+        "replica (none of several takes them now), policy, sibling, step, fault."
     ),
     "kv_cache_usage_perc": (
         "Share of the KV cache that running samples hold, from 0 to 1; what is only kept "

@@ -86,13 +86,14 @@ def error(answer: httpx.Response) -> tuple[int, str]:
 def test_a_name_selects_an_adapter_in_every_protocol(server: Serving) -> None:
     talk = [{"role": "user", "content": "hi"}]
     server.turns.clear()
-    for path, body in (
+    bodies: tuple[tuple[str, dict[str, Any]], ...] = (
         ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
         ("/v1/chat/completions", {"messages": talk, "max_tokens": 1}),
         ("/v1/responses", {"input": "hi", "max_output_tokens": 1}),
         ("/v1/messages", {"messages": talk, "max_tokens": 1}),
         ("/v1/embeddings", {"input": "a"}),
-    ):
+    )
+    for path, body in bodies:
         for model in ("start", "base"):
             answer = post(server, path, model=model, **body)
             assert answer.status_code == 200, answer.text
@@ -114,7 +115,11 @@ def test_a_name_selects_an_adapter_in_every_protocol(server: Serving) -> None:
 
 
 def test_large_bodies_name_adapters_too(server: Serving) -> None:
-    body = {"prompt": [[1]] * 2, "max_tokens": 1, "metadata": {"a": "a" * 5000}}
+    body: dict[str, Any] = {
+        "prompt": [[1]] * 2,
+        "max_tokens": 1,
+        "metadata": {"a": "a" * 5000},
+    }
     answer = post(server, "/v1/completions", model="start", **body)
     assert answer.status_code == 200, answer.text
     unknown = post(server, "/v1/completions", model="nothing", **body)
@@ -264,7 +269,8 @@ def test_an_unload_while_a_request_runs(folders: Path) -> None:
         serving(names=("base",), service={"bounds": bounds}, step=0.001, **LORA) as made,
         ThreadPoolExecutor(1) as pool,
     ):
-        body = {"model": "sql", "prompt": "a", "max_tokens": 6, "ignore_eos": True}
+        body: dict[str, Any] = {"model": "sql", "prompt": "a", "max_tokens": 6}
+        body["ignore_eos"] = True
         with made.after(3):
             running = pool.submit(post, made, "/v1/completions", **body)
             made.until(lambda: bool(made.llm.worker.driver.state.running.seqs))
