@@ -61,7 +61,9 @@ def write_pairs(folder: Path, pairs: list[Pair], **config: Any) -> None:
         "peft_type": "LORA",
         "r": 4,
         "lora_alpha": 8,
-        "target_modules": sorted({p.key.rpartition(".")[2] for p in pairs if not p.experts}),
+        "target_modules": sorted(
+            {p.key.rpartition(".")[2] for p in pairs if not p.experts}
+        ),
         "target_parameters": sorted({pair.name for pair in stacked}),
         "bias": "none",
     }

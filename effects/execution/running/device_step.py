@@ -93,6 +93,7 @@ class DeviceStep:
             splits=shape.splits,
             fused=self._fuses(shape),
             verified=verified,
+            adapters=shape.adapters,
         )
         batch = extra.add_to(batch) if extra else batch
         logits = self.model(batch, self.cache)

@@ -18,7 +18,6 @@ from minfer.effects.execution.packing.read_back import HostSlot, SlotRing, resul
 from minfer.effects.execution.packing.verified import unsupported_drafts
 from minfer.effects.execution.running.deferred_sampling import DeferredPacker
 from minfer.effects.execution.running.runner import ModelRunner
-from minfer.records.adapters import NO_SLOT
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Executed
 from minfer.records.plan import Copy, Plan, SampleDeferred
@@ -53,8 +52,8 @@ def unsupported_request(plan: Plan, config: EngineConfig) -> str:
         return f"rows of this model have {groups} block table(s), a group of layers each"
     if reason := _unsupported_states(plan, config.state_pages):
         return reason
-    if any(opened.adapter_slot != NO_SLOT for opened in plan.opens):
-        return "adapters cannot be loaded yet"
+    if any(opened.adapter_slot >= config.adapter_slots for opened in plan.opens):
+        return f"there are {config.adapter_slots} slots of adapters"
     for opened in plan.opens:
         if opened.pooling and opened.pooling not in POOLINGS:
             return (

@@ -37,6 +37,7 @@ from minfer.effects.execution.packing.pack_plan import Forward
 from minfer.effects.execution.packing.pooling import Pooler
 from minfer.effects.execution.packing.prompt_scores import Scorer
 from minfer.effects.execution.packing.read_back import HostSlot
+from minfer.effects.execution.running.adapter_loader import AdapterLoader
 from minfer.effects.execution.running.batch_builder import BatchBuilder
 from minfer.effects.execution.running.deferred_sampling import DeferredDraws
 from minfer.effects.execution.running.device_step import DeviceStep
@@ -74,10 +75,11 @@ class ModelRunner:
         draft: LoadedDraft | None = None,
         ranks: Communicator = SINGLE_RANK,
         keeps_logits: bool = False,
+        adapters: AdapterLoader | None = None,
     ) -> None:
         """`checked`: a decode step that waits for the device, or allocates memory, fails.
         `keeps_logits`: any step may have deferred sampling, so all graphs support it.
-        `ranks` run the model together.
+        `ranks` run the model together, with the `adapters` of rows.
 
         Raises MemoryError or RuntimeError (torch.OutOfMemoryError) if the cache does not
         fit.
@@ -102,6 +104,9 @@ class ModelRunner:
             length,
             layout_for(spec, config),
         )
+        self.adapters = adapters
+        if adapters is not None:
+            weights = adapters.with_slots(weights)
         self.rows = DeviceRows.of(config, length, spec.vocab_size, device)
         specs = [spec, *([] if draft is None else [draft.spec])]
         slots = config.num_blocks * config.block_size
@@ -257,6 +262,8 @@ class ModelRunner:
         # frees whole segments, and small tensors can be at the end of the cache's.
         del self.step, self.cache, self.rows, self.staging, self.sampler
         del self.draft, self.stage_buffers
+        if self.adapters is not None:
+            self.adapters.close()
         self.pooler.sums = None
 
     # --- one forward --------------------------------------------------------------------

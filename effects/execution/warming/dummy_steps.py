@@ -60,6 +60,8 @@ def launch_dummy_steps(dummy_runner: DummyRunner) -> None:
     with dummy_runner.few_layers():
         for shape in (*shapes(spec, config), *drafting(spec, config, draft)):
             dummy_runner.dummy_step(shape)
+            if config.adapter_slots:
+                dummy_runner.dummy_step(evolve(shape, adapters=True))
             prompts = ForwardWords.of(runner.staging, shape).prefill
             if runner.draft is not None and prompts is not None and not shape.decode_rows:
                 runner.draft.absorb(shape, prompts)

@@ -118,7 +118,7 @@ def _adapter_part(
     offset = part.target.storage_offset() - place.first_b
     outputs = sum(place.sizes.outputs)
     expert, first = divmod(offset, place.rank * outputs)
-    is_single = place.sizes.experts and part.target.dim() == 2  # noqa: PLR2004
+    is_single = place.sizes.experts and part.target.dim() == 2
     return AdapterPart(
         part.name.removesuffix(SUFFIX),
         part,

@@ -28,15 +28,44 @@ MAX_SCALING: Final = 1e6
 # Fields that say how an adapter was trained, and nothing of what it computes. With Conv1D
 # modules alone, which no model here has, fan_in_fan_out would change it.
 IGNORED: Final = frozenset(
-    "auto_mapping base_model_name_or_path corda_config ensure_weight_tying eva_config "
-    "fan_in_fan_out inference_mode init_lora_weights kasa_config loftq_config "
-    "lora_dropout lora_ga_config megatron_config megatron_core monteclora_config "
-    "peft_version qalora_group_size revision runtime_config task_type "
-    "velora_config".split()
+    [
+        "auto_mapping",
+        "base_model_name_or_path",
+        "corda_config",
+        "ensure_weight_tying",
+        "eva_config",
+        "fan_in_fan_out",
+        "inference_mode",
+        "init_lora_weights",
+        "kasa_config",
+        "loftq_config",
+        "lora_dropout",
+        "lora_ga_config",
+        "megatron_config",
+        "megatron_core",
+        "monteclora_config",
+        "peft_version",
+        "qalora_group_size",
+        "revision",
+        "runtime_config",
+        "task_type",
+        "velora_config",
+    ]
 )
 READ: Final = frozenset(
-    "alpha_pattern exclude_modules layers_pattern layers_to_transform lora_alpha "
-    "peft_type r rank_pattern target_modules target_parameters use_rslora".split()
+    [
+        "alpha_pattern",
+        "exclude_modules",
+        "layers_pattern",
+        "layers_to_transform",
+        "lora_alpha",
+        "peft_type",
+        "r",
+        "rank_pattern",
+        "target_modules",
+        "target_parameters",
+        "use_rslora",
+    ]
 )
 # Initialisations that leave the weights of the model as they are. With the others, peft
 # changes them whenever it loads the adapter.

@@ -181,7 +181,7 @@ def _read_tensors(folder: Path) -> Iterator[tuple[str, "Tensor"]]:
 
 
 def _checked(path: Path, name: str, tensor: Any) -> "Tensor":
-    if tensor.dim() != 2 or not tensor.numel():  # noqa: PLR2004
+    if tensor.dim() != 2 or not tensor.numel():
         raise AdapterError(
             f"{path}: tensor {name} has shape {list(tensor.shape)}, and must be a matrix; "
             f"write the adapter again with peft"

@@ -17,8 +17,8 @@ from minfer.effects.models.architecture.altup import enter_streams, leave_stream
 from minfer.effects.models.architecture.batch import Batch, ChunkedLogits, TappedTokens
 from minfer.effects.models.architecture.cache import PagedCache
 from minfer.effects.models.architecture.layer_inputs import make_layer_inputs
-from minfer.effects.models.architecture.layer_step import KeptTokens, run_layer
-from minfer.effects.models.architecture.model_step import ModelStep
+from minfer.effects.models.architecture.layer_step import run_layer
+from minfer.effects.models.architecture.model_step import KeptTokens, ModelStep
 from minfer.effects.models.architecture.product_context import ProductContext
 from minfer.effects.models.architecture.products import norm_linear
 from minfer.effects.models.architecture.spec import ModelSpec
