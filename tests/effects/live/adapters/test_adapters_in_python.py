@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from minfer import LLM, AsyncLLM, BeamSearchParams, LoRARequest, RequestError
 from minfer import SamplingParams as Params
 from minfer.values.checks import ConfigError
-from tests.effects.small_adapters import MODULE, WEIGHTS, write_adapter
+from tests.effects.small_adapters import WEIGHTS, write_adapter
 from tests.effects.tiny_model import write_checkpoint
 
 PROMPT = list(range(40))
@@ -29,7 +29,10 @@ SETTINGS: dict[str, Any] = {
 def merge(model: Path, adapter: Path, merged: Path) -> Path:
     """Write the model with an adapter's product added to its matrices."""
     shutil.copytree(model, merged)
-    tensors, factors = load_file(model / "model.safetensors"), load_file(adapter / WEIGHTS)
+    tensors, factors = (
+        load_file(model / "model.safetensors"),
+        load_file(adapter / WEIGHTS),
+    )
     config = json.loads((adapter / "adapter_config.json").read_text())
     scaling = config["lora_alpha"] / config["r"]
     prefix, suffix = "base_model.model.", ".lora_A.weight"
@@ -69,12 +72,18 @@ def request(folder: Path, **fields: Any) -> LoRARequest:
 def outputs(llm: LLM, lora: Any, count: int = 1) -> list[tuple[list[int], list[float]]]:
     """The tokens of each prompt, and their log-probabilities."""
     found = []
-    for output in llm.generate([PROMPT] * count, GREEDY, lora_request=lora, use_tqdm=False):
+    for output in llm.generate(
+        [PROMPT] * count, GREEDY, lora_request=lora, use_tqdm=False
+    ):
         ids = list(output.outputs[0].token_ids)
         logprobs = output.outputs[0].logprobs or []
         scores = [at[token].logprob for token, at in zip(ids, logprobs, strict=True)]
         found.append((ids, scores))
     return found
+
+
+def tokens(llm: LLM, folder: Path, **fields: Any) -> list[int]:
+    return outputs(llm, request(folder, **fields))[0][0]
 
 
 def test_outputs_are_those_of_merged_models(
@@ -122,16 +131,16 @@ def test_files_that_changed_do_not_compute_under_an_old_digest(
     folder = write_adapter(tmp_path / "own", model, seed=1)
     others = [write_adapter(tmp_path / str(i), model, seed=2 + i) for i in range(2)]
     with LLM(str(model), **{**SETTINGS, "max_loras": 1, "max_cpu_loras": 1}) as llm:
-        first = outputs(llm, request(folder))
+        first = tokens(llm, folder)
         outputs(llm, [*map(request, others)], 2)  # it leaves device and host memory
-        assert outputs(llm, request(folder)) == first
+        assert tokens(llm, folder) == first
         outputs(llm, [*map(request, others)], 2)
         write_adapter(folder, model, seed=9)
         (output,) = llm.generate(PROMPT, GREEDY, lora_request=request(folder))
         assert output.outputs[0].finish_reason == "error"
         assert "its adapter could not be loaded" in output.outputs[0].error
         outputs(llm, request(others[0]))  # others go on
-        assert outputs(llm, request(folder, load_inplace=True)) != first
+        assert tokens(llm, folder, load_inplace=True) != first
 
 
 def test_every_way_in_takes_an_adapter(llm: LLM, adapters: list[Path]) -> None:
@@ -198,7 +207,6 @@ def test_what_does_not_fit_is_named(llm: LLM, model: Path, tmp_path: Path) -> No
         outputs(llm, request(tmp_path / "none"))
     with pytest.raises(RequestError, match="2 lora_request for 1 prompts"):
         outputs(llm, [None, None])
-    assert MODULE in str(llm.setup.spec) or outputs(llm, None)
 
 
 def test_an_llm_starts_with_adapters(model: Path, adapters: list[Path]) -> None:
@@ -206,7 +214,10 @@ def test_an_llm_starts_with_adapters(model: Path, adapters: list[Path]) -> None:
     with LLM(str(model), **settings) as llm:
         assert llm.adapters is not None
         entry = llm.adapters.find("first")
-        assert entry is not None and entry.rank == 4
+        assert entry is not None
+        assert entry.rank == 4
     settings["lora_modules"] = ["first=/nowhere"]
-    with pytest.raises(ConfigError, match="--lora-modules first=/nowhere: .*no such fold"):
+    with pytest.raises(
+        ConfigError, match="--lora-modules first=/nowhere: .*no such fold"
+    ):
         LLM(str(model), **settings)
