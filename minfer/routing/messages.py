@@ -39,9 +39,7 @@ class RoutingRequest:
     output: int | None = None  # expected output tokens
     # The replicas that can serve it, by name; None: all.
     allowed: tuple[str, ...] | None = None
-    adapter: str = (
-        ""  # that it needs: a digest, or any other name for one; none, if empty
-    )
+    adapter: str = ""  # that it needs, by a digest or another name; none, if empty
 
     def __attrs_post_init__(self) -> None:
         if self.allowed is not None and (
