@@ -48,11 +48,11 @@ def apply_adapter_event(
 
 def _loading_slot(adapters: Adapters, event: AdapterLoaded | AdapterFailed) -> int:
     """The slot whose load a report is about; NO_SLOT: none."""
-    index = event.slot
-    if type(index) is not int or not 0 <= index < len(adapters.slots):
+    adapter, index = event.adapter, event.slot
+    if type(index) is not int or type(adapter) is not str:  # an executor may err
         return NO_SLOT
-    slot = adapters.slots[index]
-    return index if slot.loading and slot.adapter == event.adapter else NO_SLOT
+    loads = 0 <= index < len(adapters.slots) and adapters.slots[index].loading
+    return index if loads and adapters.slot_of(adapter) == index else NO_SLOT
 
 
 def _drop(adapters: Adapters, index: int) -> Adapters:

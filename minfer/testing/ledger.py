@@ -37,6 +37,7 @@ from minfer.records.policy import Load, Policy
 from minfer.records.request import Request
 from minfer.records.state import EngineState, Transition
 from minfer.testing.accounts import TurnReport
+from minfer.testing.adapter_laws import check_adapters, check_lost
 from minfer.testing.books import Books
 from minfer.testing.content_laws import BlockContents
 from minfer.testing.decision_laws import read_decisions
@@ -153,10 +154,12 @@ class Ledger:
         check_report(report, turn)
         check_transfers(self.books, before, events, turn)
         check_losses(events, report.lost, turn)
+        check_lost(report.lost_adapters, turn)
         lost = report.requeued
         planning = read_decisions(self.books, before, turn, budgets, deferred, lost)
         requeued = planning.requeued
         require(requeued == {*lost}, "states", f"{requeued} start again, not {lost}")
+        check_adapters(self.books, before, turn, planning)
         check_state(self.books, turn.state)
         check_kept(self.books, before, events, turn.state)
         check_skipped(self.books, turn)

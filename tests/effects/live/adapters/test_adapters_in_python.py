@@ -195,13 +195,15 @@ def test_a_wrong_lora_request_is_named(change: dict[str, Any], words: str) -> No
 
 def test_what_does_not_fit_is_named(llm: LLM, model: Path, tmp_path: Path) -> None:
     large = write_adapter(tmp_path / "large", model, rank=17)
-    with pytest.raises(RequestError, match="17, and at most 16 .* raise --max-lora-rank"):
+    with pytest.raises(
+        RequestError, match=r"17, and at most 16 .* raise --max-lora-rank"
+    ):
         outputs(llm, request(large))
     broken = write_adapter(tmp_path / "nan", model)
     tensors = load_file(broken / WEIGHTS)
     tensors[next(iter(tensors))].fill_(float("nan"))
     save_file(tensors, broken / WEIGHTS)
-    with pytest.raises(RequestError, match="nan/adapter_model.safetensors"):
+    with pytest.raises(RequestError, match=r"nan/adapter_model\.safetensors"):
         outputs(llm, request(broken))
     with pytest.raises(RequestError, match="there is no such folder"):
         outputs(llm, request(tmp_path / "none"))
@@ -218,6 +220,6 @@ def test_an_llm_starts_with_adapters(model: Path, adapters: list[Path]) -> None:
         assert entry.rank == 4
     settings["lora_modules"] = ["first=/nowhere"]
     with pytest.raises(
-        ConfigError, match="--lora-modules first=/nowhere: .*no such fold"
+        ConfigError, match=r"--lora-modules first=/nowhere: .*no such fold"
     ):
         LLM(str(model), **settings)
