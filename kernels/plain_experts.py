@@ -9,8 +9,8 @@ from torch import Tensor
 
 from minfer.kernels import plain, quantized
 from minfer.kernels.leaves import ChosenExperts, ExpertRouter, Experts, Linear
-from minfer.kernels.lora import AdapterTokens, add_reference
 from minfer.kernels.plain import gated_mul
+from minfer.kernels.plain_lora import AdapterTokens, add_to_rows
 
 
 def route(x: Tensor, router: ExpertRouter, real: Tensor | None = None) -> ChosenExperts:
@@ -108,5 +108,5 @@ def _products(
     if slots is not None and matrices.adapters is not None:
         ids, counts = x.new_tensor(hit, dtype=torch.int64).unbind(1)
         pair_experts = torch.repeat_interleave(ids, counts).to(slots.dtype)
-        add_reference(product_rows, x, matrices.adapters, slots, pair_experts)
+        add_to_rows(product_rows, x, matrices.adapters, slots, pair_experts)
     return product_rows

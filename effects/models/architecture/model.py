@@ -25,8 +25,8 @@ from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import Weights
 from minfer.effects.models.ranks import SINGLE_RANK, Communicator, StageIO, whole_logits
 from minfer.kernels.leaves import Norm
-from minfer.kernels.lora import AdapterTokens
 from minfer.kernels.plain import normalise
+from minfer.kernels.plain_lora import AdapterTokens
 from minfer.kernels.scaled_logits import scale_logits
 
 # A step and its PagedCache: logits [sampled, vocab], of several ranks a part of them.

@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from minfer.kernels.lora import AdapterTokens
+    from minfer.kernels.plain_lora import AdapterTokens
 
 
 @frozen(eq=False)

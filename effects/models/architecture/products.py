@@ -65,7 +65,8 @@ def _add_adapters(
 ) -> None:
     """Add what the rows' adapters add to a product with rows `x`."""
     if context.adapters is not None and leaf.adapters is not None:
-        _module("lora").add_lora(product, x, leaf.adapters, context.adapters)
+        module = _module("lora" if context.on_gpu else "plain_lora")
+        module.add_lora(product, x, leaf.adapters, context.adapters)
 
 
 def feed(
