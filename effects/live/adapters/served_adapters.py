@@ -10,6 +10,7 @@ digest that requests carry.
 
 import time
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -61,6 +62,12 @@ class ServedAdapters:
             max_bytes=args.max_lora_size,
             download_dir=args.download_dir,
         )
+
+    def warm(self) -> None:
+        """Load what reads adapters now: all threads of this process wait for it, which
+        should not happen during requests.
+        """
+        import_module("safetensors.torch")
 
     def find(self, name: str) -> AdapterEntry | None:
         """Returns the adapter of a name, if it is one."""
