@@ -31,11 +31,15 @@ def passes_over(builder: StepBuilder, seq: Sequence) -> bool:
             _wait_for_slot(builder, seq)
             return True
         _begin_load(builder, seq, index)
-    elif not adapters.slots[index].loading:
+    elif not _is_loading(builder.state, index):
         return False
     passed = builder.unready.passed | {seq.request.adapter}
     builder.unready = evolve(builder.unready, passed=passed)
     return True
+
+
+def _is_loading(state: EngineState, index: int) -> bool:
+    return state.adapters.slots[index].loading
 
 
 def _least_recently_used(state: EngineState) -> int:
