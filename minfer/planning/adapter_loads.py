@@ -96,9 +96,9 @@ def count_pass(builder: StepBuilder, seq: Sequence) -> None:
     behind it.
     """
     blocked, adapters = builder.slot_blocked, builder.state.adapters
-    index = adapters.slot_of(seq.request.adapter)
-    if blocked is None or index == NO_SLOT or seq.place < blocked.place:
+    if blocked is None or not seq.request.adapter or seq.place < blocked.place:
         return
+    index = adapters.slot_of(seq.request.adapter)
     slot = adapters.slots[index]
     passed = adapters.with_slot(index, evolve(slot, passes=slot.passes + 1))
     builder.state = evolve(builder.state, adapters=passed)

@@ -1411,7 +1411,7 @@ BUGS: Final = (
         "planning/build_plan.py",
         "_open",
         "state.adapters.slot_of(seq.request.adapter)",
-        "run.rows[i]",
+        "run.rows[i] if seq.request.adapter else -1",
     ),
     Bug(
         "no end of a stay",
