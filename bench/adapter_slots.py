@@ -2,10 +2,10 @@
 virtual clock, without a model.
 
 A fixed number of clients ask again as soon as they are answered. Their adapters come in
-rotation, each request with the next one, or at random, a few of them far more often than
-others (Zipf). Beside them stand the same requests with a slot for each adapter, so that
-nothing waits for one, and, as many samples run at once with slots for few adapters only,
-the same requests over as many adapters as there are slots.
+rotation: each request has the next one, or some in a row have the same; or at random, a
+few of them far more often than others (Zipf). Beside each stand the same requests with a
+slot for each adapter, so that nothing waits for one (resident), and with no more rows
+than slots: of requests that all have other adapters, no more can run at once.
 
 A wait is counted in other loads that begin before a sample's own, and in stays of the
 slots: loads divided by slots, rounded up. The bound that `minfer.records.adapters` states
@@ -39,6 +39,7 @@ OPTIONS: Final = {
     "--prompt": 512,
     "--answer": 128,
     "--load": 0.005,  # seconds of a load: 80 MB from host memory
+    "--row": 4,  # requests in a row with the same adapter
     "--zipf": 1.0,  # exponent of the random choice
     "--seed": 0,
 }
@@ -86,15 +87,16 @@ class SlotWaits:
         self.over += others > arrival.bound
 
 
-def requests(args: argparse.Namespace, adapters: int, zipf: float) -> Iterator[Request]:
-    """Requests with prompts of their own, whose adapters come in rotation, or at random
-    if `zipf` is not 0.
+def requests(args: argparse.Namespace, in_a_row: int) -> Iterator[Request]:
+    """Requests with prompts of their own, whose adapters come in rotation, each for some
+    `in_a_row`, or at random if that is 0.
     """
-    rng = Random(args.seed)
+    rng, adapters, zipf = Random(args.seed), args.adapters, args.zipf
     weights = [*accumulate(1 / rank**zipf for rank in range(1, adapters + 1))]
     for number in range(args.requests):
-        chosen = number % adapters
-        if zipf:
+        if in_a_row:
+            chosen = number // in_a_row % adapters
+        else:
             [chosen] = rng.choices(range(adapters), cum_weights=weights)
         adapter = f"{chosen:04x}"
         yield Request(
@@ -107,35 +109,35 @@ def requests(args: argparse.Namespace, adapters: int, zipf: float) -> Iterator[R
 
 
 def serve(
-    args: argparse.Namespace, name: str, adapters: int, slots: int, zipf: float = 0.0
+    args: argparse.Namespace, name: str, in_a_row: int, slots: int, rows: int
 ) -> dict[str, Any]:
     """Serve all requests: output tokens a second, and the longest wait for a slot."""
     blocks = -(-(args.prompt + args.answer) // BLOCK)
     config = EngineConfig(
         num_blocks=2 * args.clients * blocks,
         block_size=BLOCK,
-        max_num_seqs=args.clients,
+        max_num_seqs=rows,
         max_num_batched_tokens=8192,
         adapter_slots=slots,
     )
-    coming = requests(args, adapters, zipf)
+    coming = requests(args, in_a_row)
     arrivals = ArrivalQueue((0.0, next(coming)) for _ in range(args.clients))
     cost = evolve(H200, adapter=args.load)
-    waits, rows, steps, end = SlotWaits(), 0, 0, 0.0
+    waits, total_rows, steps, end = SlotWaits(), 0, 0, 0.0
     for turn in Simulation(config, Simulated(), cost, arrivals).turns():
         waits.read(turn)
         state = turn.transition.state
-        rows, steps, end = rows + len(state.running), steps + 1, state.time
+        total_rows += len(state.running)
+        steps, end = steps + 1, state.time
         for emit in [c for c in turn.transition.commands if isinstance(c, Emit)]:
             for _ in emit.finished:
                 if (following := next(coming, None)) is not None:
                     arrivals.append((state.time, following))
     return {
         "what": name,
-        "adapters": adapters,
         "slots": slots,
         "tokens_per_second": args.requests * args.answer / end,
-        "rows": rows / steps,
+        "rows": total_rows / steps,
         "loads": waits.loads,
         "longest_wait_loads": waits.longest,
         "longest_wait_stays": -(-waits.longest // slots),
@@ -144,18 +146,20 @@ def serve(
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    many, few = args.adapters, args.slots
-    cases = (
-        ("a slot for each", many, many, 0.0),
-        ("as many adapters as slots", few, few, 0.0),
-        ("in rotation", many, few, 0.0),
-        ("a slot for each, by Zipf", many, many, args.zipf),
-        ("by Zipf", many, few, args.zipf),
-    )
     runs = []
-    for case in cases:
-        runs.append(serve(args, *case))
-        results.show(runs[-1])
+    for name, in_a_row in (
+        ("in rotation", 1),
+        (f"in rotation, {args.row} in a row", args.row),
+        ("by Zipf", 0),
+    ):
+        sizes = (
+            ("resident", args.adapters, args.clients),
+            ("resident, rows as slots", args.adapters, args.slots),
+            ("slots", args.slots, args.clients),
+        )
+        for what, slots, rows in sizes:
+            runs.append(serve(args, f"{name}: {what}", in_a_row, slots, rows))
+            results.show(runs[-1])
     return {"runs": runs}
 
 
