@@ -147,7 +147,8 @@ def _add_to_step(
     is paused and needs none.
     """
     builder.newcomers.append(admission)
-    count_pass(builder, seq)
+    if builder.slot_blocked is not None:
+        count_pass(builder, seq)
     client = seq.request.client
     builder.admitted[client] = builder.admitted.get(client, 0) + 1
     builder.reasons += admission.reasons

@@ -192,7 +192,11 @@ class Ledger:
         last_in_rank = all(
             victim in planning.last_victims for victim, _ in planning.preempted
         )
-        anew = may_pass and planning.has_new
+        # Samples that wait for adapters were not counted.
+        joined = [*planning.admitted, *(by for _, by in planning.preempted)]
+        accounts = [self.books.accounts.get(name) for name in joined]
+        adapted = any(account and account.request.adapter for account in accounts)
+        anew = adapted or (may_pass and planning.has_new)
         if expected and last_in_rank and not anew:
             check_progress(self.measure, work_left, planning.last_victims)
         self.measure = work_left

@@ -22,7 +22,8 @@ and the measure starts anew in a turn in which a new sample is admitted, which h
 once to each, or preempts another. Samples whose blocks are on their way are passed, too,
 and not counted meanwhile: that happens once while a sample is in the queue. So are all
 samples in the queue that have an adapter, which may be in no slot: how often they are
-passed has a bound of its own (`minfer.testing.adapter_laws`). Arrivals,
+passed has a bound of its own (`minfer.testing.adapter_laws`), and the measure starts anew
+in a turn in which one of them is admitted, or preempts another. Arrivals,
 failures of steps, cancels, stop strings and pauses come from outside: the measure starts
 anew in turns that have them.
 """
