@@ -74,7 +74,7 @@ def random_pairs(model: Any, rank: int, generator: torch.Generator) -> Iterator[
     """Yields random matrices for each product of a model's layers."""
 
     def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator) * 0.15
+        return torch.randn(shape, generator=generator).to(model.dtype) * 0.15
 
     for name, module in model.named_modules():
         is_changed = not (
