@@ -1,6 +1,7 @@
 """Adapters of tiny models, as peft writes them, and their merging in plain torch."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -80,7 +81,8 @@ def random_pairs(model: Any, rank: int, generator: torch.Generator) -> Iterator[
         is_changed = not (
             any(part in name for part in UNCHANGED) or name.endswith(UNCHANGED_ENDS)
         )
-        if ".layers." in name and isinstance(module, torch.nn.Linear) and is_changed:
+        in_layer = re.search(r"\.(layers|h)\.\d+\.", name)
+        if in_layer and isinstance(module, torch.nn.Linear) and is_changed:
             outputs, inputs = module.weight.shape
             a, b = random(rank, inputs), random(outputs, rank)
             yield Pair(f"{name}.weight", name, a, b)
