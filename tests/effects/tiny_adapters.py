@@ -1,6 +1,7 @@
 """Adapters of tiny models, as peft writes them, and their merging in plain torch."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -74,13 +75,14 @@ def random_pairs(model: Any, rank: int, generator: torch.Generator) -> Iterator[
     """Yields random matrices for each product of a model's layers."""
 
     def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator) * 0.15
+        return torch.randn(shape, generator=generator).to(model.dtype) * 0.15
 
     for name, module in model.named_modules():
         is_changed = not (
             any(part in name for part in UNCHANGED) or name.endswith(UNCHANGED_ENDS)
         )
-        if ".layers." in name and isinstance(module, torch.nn.Linear) and is_changed:
+        in_layer = re.search(r"\.(layers|h)\.\d+\.", name)
+        if in_layer and isinstance(module, torch.nn.Linear) and is_changed:
             outputs, inputs = module.weight.shape
             a, b = random(rank, inputs), random(outputs, rank)
             yield Pair(f"{name}.weight", name, a, b)

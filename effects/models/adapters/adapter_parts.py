@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from minfer.effects.models.adapters.slot_layout import (
     SlotLayout,
@@ -37,6 +37,7 @@ class AdapterPart:
     # other checkpoints store one by one.
     parts: range
     expert: int | None = None  # whose matrix it is; None: of no expert, or of all
+    is_transposed: bool = False  # the checkpoint's tensor is [experts, in, out]
 
     @property
     def is_stacked(self) -> bool:
@@ -49,12 +50,6 @@ class AdapterPart:
         if self.place.sizes.shard is Shard.ROW:
             return "down_proj"
         return "gate_up_proj" if len(self.parts) > 1 else "up_proj"
-
-    @property
-    def is_transposed(self) -> bool:
-        """Whether the checkpoint's tensor is [experts, in, out]."""
-        shape = self.part.shape
-        return self.is_stacked and shape[-2:] != self.part.target.shape[-2:]
 
     @property
     def experts(self) -> int:
@@ -93,15 +88,18 @@ def adapter_parts(spec: ModelSpec, memory: SlotMemory) -> dict[str, AdapterPart]
     layers = zip(spec.layers, slot_layers(spec, memory), strict=True)
     for index, (layer, weights) in enumerate(layers, spec.first_layer):
         # Those of experts, in both forms in which checkpoints may have them.
-        forms = [CheckpointForm(stacked=False)]
+        forms, is_transposed = [CheckpointForm(stacked=False)], False
         if isinstance(layer.feed_forward, MoE):
             forms.append(CheckpointForm(stacked=True))
+            is_transposed = layer.feed_forward.keys.stored.transposed
         for form in forms:
             for part in layer_parts(layer, weights, form):
                 if not part.target.is_meta:
                     named = part.with_prefix(layer_prefix(index))
                     first_b = _start(starts, named.target.storage_offset())
                     adapter_part = _adapter_part(named, *places[first_b])
+                    if adapter_part.is_stacked and is_transposed:
+                        adapter_part = evolve(adapter_part, is_transposed=True)
                     found[adapter_part.name] = adapter_part
     return found
 
