@@ -35,10 +35,10 @@ def test_a_request_waits_for_its_adapter_and_others_pass_it() -> None:
     turn = bench.give(Submit(asking("a", "a1")), Submit(asking("plain")))
     assert bench.loads == [LoadAdapter("a1", 0)]
     assert AdapterLoading("a", 0, "a1", 0, "") in turn.reasons
-    assert bench.state.running.ids == (("plain", 0),)
+    assert [*bench.state.running.ids] == [("plain", 0)]
     assert bench.plans[0].opens[0].adapter_slot == NO_SLOT
     bench.turn(*bench.loaded())
-    assert bench.state.running.ids == (("a", 0), ("plain", 0))
+    assert [*bench.state.running.ids] == [("a", 0), ("plain", 0)]
     assert bench.plans[1].opens[0].adapter_slot == 0
     bench.drain()
     assert bench.ended["a", 0].reason == "length"
