@@ -104,8 +104,6 @@ def _fold(config: EngineConfig, state: EngineState, events: list[Event]) -> Tran
             return commit(config, state, event)
         case Moved() | Lost() as event:
             return finish_transfer(config, state, event)
-        case AdapterLoaded() | AdapterFailed() | DropAdapter() as event:
-            return apply_adapter_event(config, state, event)
         case Tick(time):
             return Transition(evolve(state, time=max(state.time, time)))
         case Submit():
@@ -120,3 +118,5 @@ def _fold(config: EngineConfig, state: EngineState, events: list[Event]) -> Tran
         case Propose():
             proposals = [event for event in events if isinstance(event, Propose)]
             return keep_proposals(config, state, proposals)
+        case AdapterLoaded() | AdapterFailed() | DropAdapter() as event:
+            return apply_adapter_event(config, state, event)

@@ -11,6 +11,7 @@ from typing import Final
 
 from attrs import evolve
 
+from minfer.records.messages import AdapterFailed, AdapterLoaded, LoadAdapter
 from minfer.records.plan import Plan
 from minfer.sampling.reference_sampler import RowSampling
 from minfer.simulation.oracle import Offer, Oracle, OracleRow, vector_of
@@ -56,6 +57,20 @@ class DryExecutor(Oracle):
     def launch(self, plan: Plan) -> None:
         """Queue the plan, without states to save: there is no memory."""
         super().launch(evolve(plan, saves=()) if plan.saves else plan)
+
+    def add_adapter(self, digest: bytes, folder: str) -> None:
+        """Do nothing: adapters change made-up text as little as weights do."""
+
+    def remove_adapter(self, digest: bytes) -> None:
+        """Do nothing."""
+
+    def load_adapter(
+        self,
+        command: LoadAdapter,
+        report: Callable[[AdapterLoaded | AdapterFailed], None],
+    ) -> None:
+        """Report at once that an adapter is in its slot."""
+        report(AdapterLoaded(command.adapter, command.slot))
 
     def token(self, sampling: RowSampling, prompt: int, position: int) -> int:
         """Returns the token at a position, which must be behind the `prompt` tokens of

@@ -88,9 +88,9 @@ class AsyncLLM(ServedModel):
         arguments are vLLM's, and must be None. `lora_request` names an adapter: its
         files are read at its first use, in this thread. Other arguments are as for
         `LLM.generate`; ids of live requests must differ. Raises RequestError,
-        OverloadedError if too many wait, and EngineDeadError, at once or, if things changed since, at the first
-        output: only then the request enters the engine. Closing the iterator, or
-        cancelling its task, cancels it.
+        OverloadedError if too many wait, and EngineDeadError, at once or, if things
+        changed since, at the first output: only then the request enters the engine.
+        Closing the iterator, or cancelling its task, cancels it.
         """
         refuse_given(
             tokenization_kwargs=tokenization_kwargs,

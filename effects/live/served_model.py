@@ -7,6 +7,7 @@ import functools
 import gc
 import inspect
 import os
+import shutil
 import tempfile
 import threading
 import weakref
@@ -131,8 +132,6 @@ class ServedModel(ChatRenderer):
     worker: EngineWorker
     kv_events: EngineEvents | None = None  # what that publishes
     adapters: ServedAdapters | None = None  # that requests may name
-    # The folder of their names, if no server has made one.
-    _names_folder: "tempfile.TemporaryDirectory[str] | None" = None
     client: EngineClient
     frontend: Frontend
     _finalizer: "weakref.finalize[..., Any] | None" = None
@@ -156,8 +155,10 @@ class ServedModel(ChatRenderer):
     def _open(self, args: EngineArgs, report: Report = ignore_progress) -> None:
         """Load the model, and start an engine."""
         if args.enable_lora and not args.lora_registry:
-            self._names_folder = tempfile.TemporaryDirectory(prefix="minfer-lora-")
-            args = attrs.evolve(args, lora_registry=self._names_folder.name)
+            # Of the names of adapters, where no server has made it.
+            folder = tempfile.mkdtemp(prefix="minfer-lora-")
+            weakref.finalize(self, _remove_in_process, os.getpid(), folder)
+            args = attrs.evolve(args, lora_registry=folder)
         with contextlib.ExitStack() as stack:
             publisher = open_publisher(
                 args.kv_events_config, caches_prefixes=args.enable_prefix_caching
@@ -422,6 +423,12 @@ def _close_in_process(
             kv_events.close()
         grammars.close()
         gc.unfreeze()
+
+
+def _remove_in_process(pid: int, folder: str) -> None:
+    """Remove a folder, but not in processes that were forked from this one."""
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _own_settings(owner: str, settings: Mapping[str, Any]) -> dict[str, Any]:

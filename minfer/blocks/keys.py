@@ -25,11 +25,11 @@ def root_key(fingerprint: bytes, salt: bytes = b"", adapter: str = "") -> Key:
     `fingerprint` names model, weights, KV type and layout; `salt` separates tenants;
     `adapter` is the digest of the adapter that is added to the weights, if any.
     """
-    fields: tuple[bytes, ...] = (b"minfer.kv.1", fingerprint, salt)
-    if adapter:  # keys without an adapter are those from before there were any
-        fields += (adapter.encode(),)
+    fields = (b"minfer.kv.1", fingerprint, salt)
+    # Keys without an adapter are those from before there were any.
+    with_adapter = (*fields, adapter.encode()) if adapter else fields
     return sha256(
-        b"".join(len(field).to_bytes(8, "little") + field for field in fields)
+        b"".join(len(field).to_bytes(8, "little") + field for field in with_adapter)
     ).digest()
 
 

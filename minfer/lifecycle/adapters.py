@@ -2,6 +2,9 @@
 
 `minfer.records.adapters` has the theory.
 """
+
+from typing import Final
+
 from minfer.lifecycle.adapter_use import emptied
 from minfer.lifecycle.ending import EndingSample, end_samples
 from minfer.lifecycle.transitions import Cause
@@ -17,6 +20,8 @@ from minfer.records.messages import (
 )
 from minfer.records.state import EngineState, Transition, emit, ignore
 from minfer.values.record import evolve
+
+LOAD_FAILED: Final = "its adapter could not be loaded"  # begins the error of samples
 
 
 def apply_adapter_event(
@@ -43,11 +48,11 @@ def apply_adapter_event(
 
 def _loading_slot(adapters: Adapters, event: AdapterLoaded | AdapterFailed) -> int:
     """The slot whose load a report is about; NO_SLOT: none."""
-    index = event.slot
-    if type(index) is not int or not 0 <= index < len(adapters.slots):
+    adapter, index = event.adapter, event.slot
+    if type(index) is not int or type(adapter) is not str:  # an executor may err
         return NO_SLOT
-    slot = adapters.slots[index]
-    return index if slot.loading and slot.adapter == event.adapter else NO_SLOT
+    loads = 0 <= index < len(adapters.slots) and adapters.slots[index].loading
+    return index if loads and adapters.slot_of(adapter) == index else NO_SLOT
 
 
 def _drop(adapters: Adapters, index: int) -> Adapters:
@@ -67,7 +72,7 @@ def _end_waiting(
     """Empty a slot whose load failed, and end the samples that wait for its adapter."""
     error = clip(event.error)
     adapters = state.adapters.with_slot(index, AdapterSlot())
-    message = f"its adapter could not be loaded: {error}"
+    message = f"{LOAD_FAILED}: {error}"
     leavers = [
         EndingSample(seq, len(seq.history), Cause.UNLOADED, "error", message)
         for seq in state.waiting

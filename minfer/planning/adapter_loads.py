@@ -31,11 +31,15 @@ def passes_over(builder: StepBuilder, seq: Sequence) -> bool:
             _wait_for_slot(builder, seq)
             return True
         _begin_load(builder, seq, index)
-    elif not adapters.slots[index].loading:
+    elif not _is_loading(builder.state, index):
         return False
     passed = builder.unready.passed | {seq.request.adapter}
     builder.unready = evolve(builder.unready, passed=passed)
     return True
+
+
+def _is_loading(state: EngineState, index: int) -> bool:
+    return state.adapters.slots[index].loading
 
 
 def _least_recently_used(state: EngineState) -> int:
@@ -92,9 +96,9 @@ def count_pass(builder: StepBuilder, seq: Sequence) -> None:
     behind it.
     """
     blocked, adapters = builder.slot_blocked, builder.state.adapters
-    index = adapters.slot_of(seq.request.adapter)
-    if blocked is None or index == NO_SLOT or seq.place < blocked.place:
+    if blocked is None or not seq.request.adapter or seq.place < blocked.place:
         return
+    index = adapters.slot_of(seq.request.adapter)
     slot = adapters.slots[index]
     passed = adapters.with_slot(index, evolve(slot, passes=slot.passes + 1))
     builder.state = evolve(builder.state, adapters=passed)

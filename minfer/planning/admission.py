@@ -16,6 +16,7 @@ from minfer.planning.load import choose_source
 from minfer.planning.states import bound_chunk
 from minfer.planning.step_builder import StepBuilder, row_cost, token_cost
 from minfer.policies import consult
+from minfer.records.adapters import ALL_READY
 from minfer.records.messages import QueueBlocked, Reason, WakeAt
 from minfer.records.policy import Load
 from minfer.records.sequence import Sequence
@@ -41,7 +42,7 @@ def admit_from_queue(builder: StepBuilder) -> None:
             if preempted is None:
                 _report_blocked(builder, seq, QueueBlocked(*seq.id, "budget"))
                 break
-            builder.reasons.append(preempted)
+            _note_preemption(builder, preempted)
             continue
         if _chooses_source(builder, seq):
             continue
@@ -54,7 +55,7 @@ def admit_from_queue(builder: StepBuilder) -> None:
             if preempted is None:
                 _report_blocked(builder, seq, admission)
                 break
-            builder.reasons.append(preempted)
+            _note_preemption(builder, preempted)
             continue
         _add_to_step(builder, seq, admission, max_tokens)
         deferred.clear()  # after an admission, the policy may allow a client more
@@ -62,6 +63,14 @@ def admit_from_queue(builder: StepBuilder) -> None:
         builder.state = evolve(builder.state, deferred_clients=frozenset(deferred))
     if builder.config.adapter_slots:
         report_slot_wait(builder)
+
+
+def _note_preemption(builder: StepBuilder, preempted: Reason) -> None:
+    """Report a preemption; the scan of the queue begins anew, as the victim is in it, and
+    may have left a slot.
+    """
+    builder.reasons.append(preempted)
+    builder.unready, builder.slot_blocked = ALL_READY, None
 
 
 def _cause(builder: StepBuilder) -> str:
@@ -138,7 +147,8 @@ def _add_to_step(
     is paused and needs none.
     """
     builder.newcomers.append(admission)
-    count_pass(builder, seq)
+    if builder.slot_blocked is not None:
+        count_pass(builder, seq)
     client = seq.request.client
     builder.admitted[client] = builder.admitted.get(client, 0) + 1
     builder.reasons += admission.reasons

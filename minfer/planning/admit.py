@@ -360,5 +360,7 @@ def _leave_queue(state: EngineState, seq: Sequence, blocks: Blocks) -> EngineSta
         free_rows=state.free_rows[:-1],
         next_run_id=state.next_run_id + 1,
         stops=state.stops | seq.request.stop_ids,
-        adapters=begin_use(state.adapters, seq.request.adapter),
+        adapters=begin_use(state.adapters, seq.request.adapter)
+        if seq.request.adapter
+        else state.adapters,
     )

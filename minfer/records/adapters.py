@@ -23,10 +23,10 @@ are passed by others, as those of deferred clients are. The first sample that fi
 slot, as all are used or loading, is bounded in its wait: during one stay at most
 `Policy.adapter_passes` samples of the slot's adapter are admitted before it. Then the
 slot is closed to samples behind it, and unused once its rows have ended. Slots are given
-in the order of the queue: a sample that finds k other adapters waiting for slots ahead of
-it gets a slot after at most k other loads, under a policy in whose order no later arrival
-goes ahead. With s slots that are ceil((k + 1) / s) stays of the slots, if they last
-equally long.
+in the order of the queue, and each load is for a sample that is admitted next: so a
+sample with k samples ahead of it in the queue gets a slot after at most k other loads,
+which is ceil((k + 1) / s) stays of each of s slots, under a policy in whose order no
+later arrival goes ahead.
 """
 
 from typing import Final

@@ -53,7 +53,7 @@ class WaitingQueue:
         `unready`, and whose client is not in `deferred`, or that ran before and so is
         never deferred.
         """
-        if not deferred and not loading and not unready:
+        if not deferred and not loading and (unready is ALL_READY or not unready):
             return self.first() if self.size else None
         if sum(self.counts.get(client, 0) for client in deferred) == self.size:
             return None
@@ -142,14 +142,14 @@ class WaitingQueue:
         which they were removed (-1).
         """
         clients = [seq.request.client for seq in seqs if not seq.ran_before]
+        counts = _with_counts(self.counts, clients, sign)
+        size = self.size + sign * len(seqs)
         adapters = [seq.request.adapter for seq in seqs if seq.request.adapter]
-        return WaitingQueue(
-            buckets,
-            self.size + sign * len(seqs),
-            _with_counts(self.counts, clients, sign),
-            _with_counts(self.adapters, adapters, sign),
-            self.num_with_adapter + sign * len(adapters),
-        )
+        if not (adapters or self.num_with_adapter):  # most engines have none
+            return WaitingQueue(buckets, size, counts)
+        by_adapter = _with_counts(self.adapters, adapters, sign)
+        num_with_adapter = self.num_with_adapter + sign * len(adapters)
+        return WaitingQueue(buckets, size, counts, by_adapter, num_with_adapter)
 
     def _spot(self, place: Place) -> tuple[int, tuple[Sequence, ...], int]:
         """The last bucket that starts at or before `place`, or the first, and the index

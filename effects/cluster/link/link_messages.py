@@ -256,6 +256,7 @@ class EngineLoad(Struct, tag="load", frozen=True):
     running: int  # sequences
     prefill: int  # tokens of both that are still to be computed
     pages: int  # that can be allocated
+    adapters: tuple[str, ...] | None = None  # on its device; None: it has none
 
 
 class ReceivedQuery(Struct, tag="received_query", frozen=True):

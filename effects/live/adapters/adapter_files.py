@@ -16,13 +16,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from minfer.effects.models.adapters.peft_files import AdapterError
+from minfer.effects.models.adapters.peft_config import AdapterError
 
 CONFIG_NAME: Final = "adapter_config.json"
 WEIGHTS_NAME: Final = "adapter_model.safetensors"
 MAX_CONFIG_BYTES: Final = 2**20
 _PICKLES: Final = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 _CHUNK_BYTES: Final = 2**20  # copied at once
+_MAX_PATH_CHARS: Final = 300  # of a path in an error
 # Not to wait for a pipe; not to pass the file on to other programs.
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)
 
@@ -53,9 +54,14 @@ def private_copy(
         except OSError as error:
             reason = error.strerror or str(error)
             raise AdapterError(
-                f"adapter {str(folder)!r}: its files cannot be read: {reason}"
+                f"adapter {_shown(folder)}: its files cannot be read: {reason}"
             ) from None
         yield copy
+
+
+def _shown(path: Path) -> str:
+    """Returns a path as an error shows it."""
+    return repr(str(path)[:_MAX_PATH_CHARS])
 
 
 def _open_folder(stack: contextlib.ExitStack, folder: Path) -> int:
@@ -63,12 +69,12 @@ def _open_folder(stack: contextlib.ExitStack, folder: Path) -> int:
         opened = os.open(folder, _FLAGS | os.O_DIRECTORY)
     except FileNotFoundError:
         raise AdapterError(
-            f"adapter {str(folder)!r}: there is no such folder; give that with its "
+            f"adapter {_shown(folder)}: there is no such folder; give that with its "
             f"{CONFIG_NAME} and {WEIGHTS_NAME}"
         ) from None
     except NotADirectoryError:
         raise AdapterError(
-            f"adapter {str(folder)!r}: it is no folder; give the one with its "
+            f"adapter {_shown(folder)}: it is no folder; give the one with its "
             f"{CONFIG_NAME} and {WEIGHTS_NAME}"
         ) from None
     stack.callback(os.close, opened)
@@ -87,7 +93,7 @@ def _copy_file(
         stack.callback(os.close, opened)
         status = os.fstat(opened)
         if not stat.S_ISREG(status.st_mode):
-            raise AdapterError(f"adapter {str(path.parent)!r}: {path.name} is no file")
+            raise AdapterError(f"adapter {_shown(path.parent)}: {path.name} is no file")
         _check_place(opened, path, allowed)
         with copy.open("wb") as written:
             while data := os.read(opened, _CHUNK_BYTES):
@@ -102,12 +108,12 @@ def _missing_file(source: int, path: Path) -> AdapterError:
     pickles = [name for name in _PICKLES if name in os.listdir(source)]
     if pickles and path.name == WEIGHTS_NAME:
         return AdapterError(
-            f"adapter {str(path.parent)!r}: {pickles[0]} is a pickle, which could run "
+            f"adapter {_shown(path.parent)}: {pickles[0]} is a pickle, which could run "
             f"code, and is not read; save it as {WEIGHTS_NAME} (PEFT: "
             "save_pretrained(..., safe_serialization=True))"
         )
     return AdapterError(
-        f"adapter {str(path.parent)!r}: there is no {path.name}; an adapter in PEFT's "
+        f"adapter {_shown(path.parent)}: there is no {path.name}; an adapter in PEFT's "
         f"form has {CONFIG_NAME} and {WEIGHTS_NAME}"
     )
 
@@ -115,12 +121,12 @@ def _missing_file(source: int, path: Path) -> AdapterError:
 def _too_large(path: Path, size: int) -> AdapterError:
     if path.name == CONFIG_NAME:
         return AdapterError(
-            f"adapter {str(path.parent)!r}: {path.name} has {size} bytes; at most "
+            f"adapter {_shown(path.parent)}: {path.name} has {size} bytes; at most "
             f"{MAX_CONFIG_BYTES} are read"
         )
     return AdapterError(
-        f"adapter {str(path.parent)!r}: {path.name} has {size} bytes, which is more than "
-        "an adapter may have here (--max-lora-size)"
+        f"adapter {_shown(path.parent)}: {path.name} has {size} bytes, which is more "
+        "than an adapter may have here (--max-lora-size)"
     )
 
 
@@ -131,6 +137,6 @@ def _check_place(opened: int, path: Path, allowed: Sequence[Path] | None) -> Non
     actual = Path(os.readlink(f"/proc/self/fd/{opened}"))
     if not any(actual.is_relative_to(folder) for folder in allowed):
         raise AdapterPathError(
-            f"adapter {str(path)!r}: it is not below a folder that adapters may be "
+            f"adapter {_shown(path)}: it is not below a folder that adapters may be "
             "loaded from; these are named when the server is started (--lora-folders)"
         )

@@ -10,6 +10,7 @@ digest that requests carry.
 
 import time
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,8 @@ from minfer.effects.live.adapters.lora_request import LoRARequest
 from minfer.effects.live.adapters.registry import AdapterEntry, AdapterRegistry
 from minfer.effects.live.adapters.sources import Source, fetch, trusted_source
 from minfer.effects.live.errors import RequestError
-from minfer.effects.models.adapters.peft_files import AdapterError, read_adapter
+from minfer.effects.models.adapters.peft_config import AdapterError
+from minfer.effects.models.adapters.peft_files import read_adapter
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.setup.engine_args import MAX_ADAPTER_BYTES
@@ -60,6 +62,12 @@ class ServedAdapters:
             max_bytes=args.max_lora_size,
             download_dir=args.download_dir,
         )
+
+    def warm(self) -> None:
+        """Load what reads adapters now: all threads of this process wait for it, which
+        should not happen during requests.
+        """
+        import_module("safetensors.torch")
 
     def find(self, name: str) -> AdapterEntry | None:
         """Returns the adapter of a name, if it is one."""

@@ -9,6 +9,7 @@ A request brings a name and no path. So all that is on the hub or elsewhere on t
 out of its reach.
 """
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -20,7 +21,7 @@ from minfer.effects.live.adapters.adapter_files import (
     WEIGHTS_NAME,
     AdapterPathError,
 )
-from minfer.effects.models.adapters.peft_files import AdapterError
+from minfer.effects.models.adapters.peft_config import AdapterError
 from minfer.effects.models.checkpoint.hub import HubError, is_id, snapshot
 from minfer.effects.setup.engine_args import MAX_ADAPTER_BYTES
 from minfer.effects.setup.lora_settings import AdapterNameError, check_name
@@ -66,8 +67,10 @@ class AdapterSources:
             return Source(hub_name, hub_name, is_hub=True)
         for folder in self.folders:
             path = folder / name
-            if (path / CONFIG_NAME).is_file():
-                return Source(str(path), name, self.folders)
+            # OSError: as if there were none.
+            with contextlib.suppress(OSError):
+                if (path / CONFIG_NAME).is_file():
+                    return Source(str(path), name, self.folders)
         return None
 
     def of_path(self, path: str) -> Source:
@@ -77,13 +80,13 @@ class AdapterSources:
         """
         if path in self.hub.values():
             return Source(path, path, is_hub=True)
-        if "\0" not in path:
-            for folder in self.folders:
-                actual = Path(folder / path).resolve()
+        for folder in self.folders:
+            # ValueError, RuntimeError: no path, or links in a circle.
+            with contextlib.suppress(OSError, ValueError, RuntimeError):
+                actual = (folder / path).resolve()
                 if actual != folder and actual.is_relative_to(folder):
-                    return Source(
-                        str(actual), str(actual.relative_to(folder)), self.folders
-                    )
+                    origin = str(actual.relative_to(folder))
+                    return Source(str(actual), origin, self.folders)
         raise AdapterPathError(
             f"lora_path {path!r:.200}: adapters are loaded from below the folders of "
             "--lora-folders, and from the names of --lora-hub; this is neither"

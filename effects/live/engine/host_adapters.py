@@ -21,7 +21,7 @@ from typing import Final, Protocol, runtime_checkable
 from minfer.effects.execution.contract import Executor
 from minfer.effects.live.adapters.adapter_files import private_copy
 from minfer.effects.live.adapters.registry import AdapterRegistry
-from minfer.effects.models.adapters.peft_files import AdapterError
+from minfer.effects.models.adapters.peft_config import AdapterError
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.records.messages import AdapterFailed, AdapterLoaded, LoadAdapter

@@ -53,6 +53,7 @@ function blocked(i) {
     budget: "the token budget of this step is spent",
     sibling: "another sample of its request is computing the prompt that they share",
     loading: "its cached blocks are on their way to the device",
+    adapter: "its adapter is not on the device, and all others wait, too",
     share: "its client has its share of seats, or of newcomers, while others run",
     policy: `the scheduling policy (${run.policy}) defers it`,
   };
@@ -121,6 +122,18 @@ function decisionSentence(about) {
       const more = `${many(a - b, "block")} again`;
       return item([name, ` computes ${more}, which ${TIERS[text(c)]} has, too`]);
     }
+    case "AdapterLoading":
+      return item([name, ` has its adapter loaded into slot ${count(a)}`]);
+    case "SlotBlocked": {
+      const slots = `${many(b, "slot is", "slots are")} used, ${count(a)} loading`;
+      return item([name, ` waits for a slot for its adapter: ${slots}`], "held");
+    }
+    case "AdapterLost": {
+      const ended = `${many(c, "sample ends", "samples end")}`;
+      return item([`no adapter could be loaded into slot ${count(a)}${and(b)}; ${ended}`], "wrong");
+    }
+    case "DropAdapter":
+      return item([`the adapter ${text(a)} is unloaded`]);
     case "LostBlocks":
       return item([`${many(a, "block")} could not be copied${and(b)}`], "wrong");
     case "SavesSkipped": {

@@ -14,7 +14,7 @@ from minfer.effects.live.adapters.adapter_files import (
     AdapterPathError,
     private_copy,
 )
-from minfer.effects.models.adapters.peft_files import AdapterError
+from minfer.effects.models.adapters.peft_config import AdapterError
 
 
 def make_files(folder: Path, weights: bytes = b"weights") -> Path:
@@ -116,7 +116,8 @@ def test_what_is_checked_is_what_is_read(tmp_path: Path) -> None:
     finally:
         stop.set()
         swapper.join()
-    assert b"outside" not in seen and b"inside" in seen
+    assert b"outside" not in seen
+    assert b"inside" in seen
 
 
 def test_a_file_that_grows_is_not_copied_forever(

@@ -20,11 +20,13 @@ def entry(name: str = "sql", digest: str = "ab", origin: str = "here") -> Adapte
 
 def test_names_are_known_to_all(tmp_path: Path) -> None:
     here, there = AdapterRegistry(tmp_path), AdapterRegistry(tmp_path)
-    assert there.find("sql") is None and there.entries() == []
+    assert there.find("sql") is None
+    assert there.entries() == []
     here.add(entry())
     here.add(entry("chat", "cd"))
     assert [found.name for found in there.entries()] == ["sql", "chat"]
-    assert there.find("sql") == entry() and there.folder_of("cd") == "/folder/cd"
+    assert there.find("sql") == entry()
+    assert there.folder_of("cd") == "/folder/cd"
     assert (there.name_of("cd"), there.name_of("ee")) == ("chat", "")
     assert there.remove("sql") == entry()
     assert here.find("sql") is None
