@@ -42,7 +42,7 @@ QUICK = (
     ("Qwen3Moe", "experts"),
     ("DeepseekV3", "groups"),
     ("Qwen3_5", "plain"),
-    ("Phi3", "plain"),
+    ("Phi3", "fused"),
 )
 KEYS = [
     pytest.param(key, id=" ".join(key), marks=() if key in QUICK else pytest.mark.long)
