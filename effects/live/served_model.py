@@ -156,7 +156,8 @@ class ServedModel(ChatRenderer):
         """Load the model, and start an engine."""
         if args.enable_lora and not args.lora_registry:
             # Of the names of adapters, where no server has made it.
-            folder = tempfile.mkdtemp(prefix="minfer-lora-")
+            # Not named as run folders are: others remove those that nothing has locked.
+            folder = tempfile.mkdtemp(prefix="lora-of-minfer-")
             weakref.finalize(self, _remove_in_process, os.getpid(), folder)
             args = attrs.evolve(args, lora_registry=folder)
         with contextlib.ExitStack() as stack:
