@@ -11,15 +11,15 @@ same adapter; "different": each row has its own, as far as there are slots.
 
 decode      ms of a decode step: its graph, replayed on rows at 512 tokens of context
 end_to_end  output tokens/s of 512 tokens in and 128 out, prefill included, by `LLM`
-cold        the first token of a prompt whose adapter lies in host memory, beside one whose
-            adapter lies on the device; and the copy to a slot alone
-kernels     us of a shrink and an expand, in a graph over layers, by rows and adapters, beside
-            their bytes; --sweep tries other constants
+cold        the first token of a prompt whose adapter lies in host memory, beside one
+            whose adapter lies on the device; and the copy to a slot alone
+kernels     us of a shrink and an expand, in a graph over layers, by rows and adapters,
+            beside their bytes; --sweep tries other constants
 
-The floor is the bytes of weights and of the adapters of a step at the bandwidth of this GPU
-(`--bandwidth`). A run that was stopped goes on where it was: parts that are in the result
-file are not measured again. `--device cpu --shape tiny --prompt 12 --output 4 --batches 1 3
---slots 2` tries all but times.
+The floor is the bytes of weights and of the adapters of a step at the bandwidth of this
+GPU (`--bandwidth`). A run that was stopped goes on where it was: parts that are in the
+result file are not measured again. `--device cpu --shape tiny --prompt 12 --output 4
+--batches 1 3 --slots 2` tries all but times.
 """
 
 import argparse
@@ -29,6 +29,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from statistics import median
@@ -302,15 +303,14 @@ def _kernel(
         for _ in range(args.layers)
     ]
     x, out = drawn(rows, inputs), drawn(rows, sum(parts))
-    slots = (torch.arange(rows, device=args.device) % used).int()
-    tokens = AdapterTokens(slots)
+    tokens = AdapterTokens((torch.arange(rows, device=args.device) % used).int())
     if args.device == "cpu":
         add_lora(out, x, layers[0], tokens)
         return {"rows": rows}
 
     def us(tune: LoraTune) -> float:
         return microseconds(
-            [lambda slot=slot: add_lora(out, x, slot, tokens, tune) for slot in layers]
+            [partial(add_lora, out, x, slots, tokens, tune) for slots in layers]
         )
 
     numbers = used * rank * (len(parts) * inputs + sum(parts))

@@ -15,7 +15,7 @@ import copy
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -31,8 +31,8 @@ DENSE: Final = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
 EXPERTS: Final = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 LATENTS: Final = r".*\.(q_a_proj|q_b_proj|q_proj|kv_a_proj_with_mqa|o_proj)"
 # By family: its tiny model, what `LLM` gets besides, and peft's configurations.
-FAMILIES: Final[dict[str, tuple[tuple[str, str], dict[str, Any], list[dict[str, Any]]]]]
-FAMILIES = {
+Family: TypeAlias = tuple[tuple[str, str], dict[str, Any], list[dict[str, Any]]]
+FAMILIES: Final[dict[str, Family]] = {
     "dense": (
         ("Qwen3", "biases, windows"),
         {},

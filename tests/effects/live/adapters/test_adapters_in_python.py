@@ -195,9 +195,7 @@ def test_a_wrong_lora_request_is_named(change: dict[str, Any], words: str) -> No
 
 def test_what_does_not_fit_is_named(llm: LLM, model: Path, tmp_path: Path) -> None:
     large = write_adapter(tmp_path / "large", model, rank=17)
-    with pytest.raises(
-        RequestError, match=r"17, and at most 16 .*--max-lora-rank"
-    ):
+    with pytest.raises(RequestError, match=r"17, and at most 16 .*--max-lora-rank"):
         outputs(llm, request(large))
     broken = write_adapter(tmp_path / "nan", model)
     tensors = load_file(broken / WEIGHTS)

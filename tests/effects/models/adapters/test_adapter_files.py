@@ -107,7 +107,7 @@ def test_configs_that_are_refused(
         ({f"{LAYER}.lora_magnitude_vector": lambda _: torch.ones(3, 3)}, "magnitude"),
         ({"base_model.model.lm_head.weight": lambda _: torch.ones(3, 3)}, "lm_head"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_tensors_that_are_refused(
     folder: Path, values: dict[str, Any], named: str
@@ -199,8 +199,6 @@ def test_factors_are_those_of_peft(
     change_config(folder, **values)
     adapter = read_adapter(folder, SPEC, 16)
     assert adapter.matrices[f"model.layers.0.{MODULE}"].scaling == scaling
-
-
 
 
 @pytest.mark.parametrize(
