@@ -52,6 +52,7 @@ from minfer.kernels.plain_lora import AdapterTokens
 
 CHUNK = 1024  # rows of a program that groups them
 GROUP_WARPS = 4
+MIN_LANES = 16  # of tensor cores
 
 
 @frozen(eq=False)
@@ -130,7 +131,8 @@ def _tune(adapters: AdapterSlots, rows: int, groups: int) -> LoraTune:
 
 
 def _lanes(adapters: AdapterSlots) -> int:
-    return max(16, triton.next_power_of_2(adapters.rank))
+    lanes: int = triton.next_power_of_2(adapters.rank)
+    return max(MIN_LANES, lanes)
 
 
 def _grouped(

@@ -1,6 +1,6 @@
-"""Constants of the kernels of lora.py, by shapes alone, so that a CUDA graph holds for any
-adapters of its rows. They follow from the arithmetic below, and are not measured yet
-(bench/lora_gpu.py --kernels sweeps them).
+"""Constants of the kernels of lora.py, by shapes alone, so that a CUDA graph holds for
+any adapters of its rows. They follow from the arithmetic below, and are not measured yet:
+`bench/lora_gpu.py --parts kernels --sweep` tries others.
 
 A program should have some 8 to 32 KB in flight, and there should be two programs for each
 of 132 processors where there are few rows: so the inputs of a shrink are split.

@@ -44,12 +44,10 @@ from minfer.effects.execution.ranks.rank_messages import (
     TransferEnded,
     read_settings,
 )
-from minfer.effects.execution.ranks.worker_group import HEARTBEAT_SECONDS
+from minfer.effects.execution.ranks.worker_group import HEARTBEAT_SECONDS, as_transfer
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.net.framing import PeerError, Socket, framed, read_frame
 from minfer.records.messages import (
-    AdapterFailed,
-    AdapterLoaded,
     Failed,
     LoadAdapter,
     Lost,
@@ -179,13 +177,8 @@ def _apply_adapter_item(
             adapters.remove(digest)
         case LoadOnRank(number, adapter, slot):
             adapters.load(
-                LoadAdapter(adapter, slot), lambda end: report(_moved(number, end))
+                LoadAdapter(adapter, slot), lambda end: report(as_transfer(number, end))
             )
-
-
-def _moved(number: int, end: AdapterLoaded | AdapterFailed) -> Moved | Lost:
-    """Returns the end of a load as that of a transfer."""
-    return Lost(number, end.error) if isinstance(end, AdapterFailed) else Moved(number)
 
 
 def _apply_plan_item(executor: TorchExecutor, item: Launch | Sample | Discard) -> None:

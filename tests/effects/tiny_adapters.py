@@ -107,8 +107,8 @@ def merged(model: Any, pairs: list[Pair], scaling: float | Mapping[str, float]) 
     is_transposed = type(model).__name__.startswith(TRANSPOSED)
     for pair in pairs:
         if pair.experts:
-            a = pair.lora_a.unflatten(0, (pair.experts, -1))
-            b = pair.lora_b.unflatten(1, (-1, pair.experts))
+            a = pair.lora_a.view(pair.experts, -1, pair.lora_a.shape[1])
+            b = pair.lora_b.view(len(pair.lora_b), -1, pair.experts)
             change = torch.einsum("ore,eri->eoi", b, a)
             change = change.mT if is_transposed else change
         else:

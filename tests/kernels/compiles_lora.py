@@ -43,8 +43,8 @@ def main(skip_slow: bool) -> None:
             tokens = AdapterTokens(torch.zeros(rows, dtype=torch.int32))
             of_qkv = slots(rank, HIDDEN, PARTS)
             lora.add_lora(half(rows, sum(PARTS)), half(rows, HIDDEN), of_qkv, tokens)
-    for tokens in (1, 32):
-        mixture(tokens)
+    for count in (1, 32):
+        mixture(count)
 
 
 def mixture(tokens: int) -> None:

@@ -9,6 +9,7 @@ from minfer.kernels import experts as experts_module
 from minfer.kernels import lora, plain_experts, plain_lora
 from minfer.kernels.experts_tunes import (
     DownTune,
+    ExpertsTune,
     FewTokensTune,
     GateUpTune,
     GroupedTune,
@@ -28,7 +29,7 @@ LIMIT = 2e-2 if CUDA else 1e-5
 ROWS = LoraTune(tile=1, splits=3, depth=16, columns=16, warps=2, stages=1)
 TILES = LoraTune(tile=16, splits=2, depth=32, columns=32, warps=4, stages=2)
 TUNES = {"rows": ROWS, "tiles": TILES}
-EXPERT_TUNES = {
+EXPERT_TUNES: dict[str, ExpertsTune] = {
     "few": FewTokensTune(GateUpTune(16, 64, 2, 1), DownTune(32, 32, 2, 2)),
     "many": ManyTokensTune(
         16, GroupedTune(16, 64, 4, 2, 1, False), GroupedTune(32, 32, 4, 2, 2, False)
@@ -77,9 +78,9 @@ def slots_of(case: Case, experts: int = 0) -> AdapterSlots:
     num_slots, num_parts = len(case.ranks), len(case.parts)
     lora_a = random(num_slots, *each, num_parts * case.rank, case.inputs)
     lora_b = random(num_slots, *each, case.rank, sum(case.parts)) * 0.2
-    for slot, ranks in enumerate(case.ranks):
+    for slot, of_slot in enumerate(case.ranks):
         end = 0
-        for part, (outputs, rank) in enumerate(zip(case.parts, ranks, strict=True)):
+        for part, (outputs, rank) in enumerate(zip(case.parts, of_slot, strict=True)):
             of_part = slice(part * case.rank + rank, (part + 1) * case.rank)
             lora_a[slot, ..., of_part, :] = torch.nan
             lora_b[slot, ..., rank:, end : end + outputs] = torch.nan

@@ -88,6 +88,11 @@ class RankWorker:
                 os.kill(self.number, signal.SIGKILL)
 
 
+def as_transfer(number: int, end: AdapterLoaded | AdapterFailed) -> Moved | Lost:
+    """Returns the end of an adapter's load as that of a transfer of this number."""
+    return Lost(number, end.error) if isinstance(end, AdapterFailed) else Moved(number)
+
+
 @define(eq=False)
 class Transfers:
     """Transfers that have not ended on all ranks."""
@@ -129,8 +134,7 @@ class Transfers:
 
         def note_rank_0(end: AdapterLoaded | AdapterFailed) -> None:
             first.append(end)
-            failed = isinstance(end, AdapterFailed)
-            self.note(Lost(number, end.error) if failed else Moved(number))
+            self.note(as_transfer(number, end))
 
         self.begin(number, report_all)
         return number, note_rank_0

@@ -120,9 +120,11 @@ class AdapterLoader:
 
     def _load(self, command: LoadAdapter, report: ReportLoad) -> None:
         adapter, slot = command.adapter, command.slot
+        if (placed := self.host.get(adapter)) is None:
+            error = f"adapter {adapter[:12]} is not in host memory"
+            report(AdapterFailed(adapter, slot, error))
+            return
         try:
-            if (placed := self.host.get(adapter)) is None:
-                raise AdapterError(f"adapter {adapter[:12]} is not in host memory")
             self._copy(placed, slot)
         except Exception as error:
             _log.warning("an adapter could not be loaded: %s", error)

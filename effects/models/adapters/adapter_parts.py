@@ -96,7 +96,7 @@ def adapter_parts(spec: ModelSpec, memory: SlotMemory) -> dict[str, AdapterPart]
             for part in layer_parts(layer, weights, form):
                 if not part.target.is_meta:
                     named = part.with_prefix(layer_prefix(index))
-                    first_b = _start(starts, named.target.storage_offset())
+                    first_b = _start(starts, int(named.target.storage_offset()))
                     adapter_part = _adapter_part(named, *places[first_b])
                     if adapter_part.is_stacked and is_transposed:
                         adapter_part = evolve(adapter_part, is_transposed=True)
@@ -113,7 +113,7 @@ def _adapter_part(
     part: WeightPart, place: SlotMatrix, slots: AdapterSlots
 ) -> AdapterPart:
     """Returns a part of the slot of a matrix."""
-    offset = part.target.storage_offset() - place.first_b
+    offset = int(part.target.storage_offset()) - place.first_b
     outputs = sum(place.sizes.outputs)
     expert, first = divmod(offset, place.rank * outputs)
     is_single = place.sizes.experts and part.target.dim() == 2

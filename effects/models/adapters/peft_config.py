@@ -1,15 +1,15 @@
 """Reads the adapter_config.json of a PEFT checkpoint.
 
-Theory. peft finds the modules that an adapter changes by `target_modules`: a list of names
-or ends of names, a regular expression that the whole name matches, or "all-linear". Each
-has the rank `r` and the factor `lora_alpha / r` (with `use_rslora`, `lora_alpha / sqrt(r)`)
-of the config, unless a pattern of `rank_pattern` or `alpha_pattern` matches the end of
-its name. Fields that change what a model computes, and that minfer does not know or
-cannot do, are refused by name; those that matter only in training are ignored.
+Theory. peft finds the modules that an adapter changes by `target_modules`: a list of
+names or ends of names, a regular expression that the whole name matches, or "all-linear".
+Each has the rank `r` and the factor `lora_alpha / r` (with `use_rslora`, `lora_alpha /
+sqrt(r)`) of the config, unless a pattern of `rank_pattern` or `alpha_pattern` matches the
+end of its name. Fields that change what a model computes, and that minfer does not know
+or cannot do, are refused by name; those that matter only in training are ignored.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -104,18 +104,20 @@ class PeftConfig:
 
     def rank_of(self, name: str) -> int:
         """Returns the rank of the matrices of a module."""
-        return self._by_pattern(self.ranks, name, self.rank)
+        return self.ranks.get(self._pattern(self.ranks, name), self.rank)
 
     def scaling_of(self, name: str) -> float:
         """Returns the factor of the product of a module's matrices."""
-        alpha, rank = self._by_pattern(self.alphas, name, self.alpha), self.rank_of(name)
+        alpha = self.alphas.get(self._pattern(self.alphas, name), self.alpha)
+        rank = self.rank_of(name)
         return alpha / (math.sqrt(rank) if self.by_root else rank)
 
-    def _by_pattern(self, values: Mapping[str, Any], name: str, default: Any) -> Any:
-        for pattern, value in values.items():
+    def _pattern(self, patterns: Iterable[str], name: str) -> str:
+        """Returns the first pattern that matches the end of a name, or the name."""
+        for pattern in patterns:
             if self._match("match", rf"(.*\.)?({pattern})$", name):
-                return value
-        return default
+                return pattern
+        return name
 
     def targets_module(self, name: str) -> bool:
         """Returns whether peft would give a module of this name an adapter."""
@@ -290,5 +292,6 @@ class _Reader:
 
 
 def _is_factor(value: object) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and abs(value) <= MAX_SCALING  # type: ignore[operator]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= MAX_SCALING

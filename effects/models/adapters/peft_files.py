@@ -183,8 +183,8 @@ def _read_tensors(folder: Path) -> Iterator[tuple[str, "Tensor"]]:
 def _checked(path: Path, name: str, tensor: Any) -> "Tensor":
     if tensor.dim() != 2 or not tensor.numel():
         raise AdapterError(
-            f"{path}: tensor {name} has shape {list(tensor.shape)}, and must be a matrix; "
-            f"write the adapter again with peft"
+            f"{path}: tensor {name} has shape {list(tensor.shape)}, and must be a "
+            f"matrix; write the adapter again with peft"
         )
     if not tensor.isfinite().all():
         raise AdapterError(
@@ -271,12 +271,12 @@ def _factors(
     if [list(lora_a.shape), list(lora_b.shape)] != [*meant]:
         raise AdapterError(
             f"{path}: {module} has matrices of shapes {list(lora_a.shape)} and "
-            f"{list(lora_b.shape)}; for {part.name} of the model and rank {rank} they must "
-            f"be {meant[0]} and {meant[1]}; use the adapter's own base model"
+            f"{list(lora_b.shape)}; for {part.name} of the model and rank {rank} they "
+            f"must be {meant[0]} and {meant[1]}; use the adapter's own base model"
         )
     if part.is_stacked:
-        lora_a = lora_a.unflatten(0, (experts, rank))
-        lora_b = lora_b.unflatten(1, (rank, experts)).permute(2, 0, 1)
+        lora_a = lora_a.reshape(experts, rank, part.inputs)
+        lora_b = lora_b.reshape(part.outputs, rank, experts).permute(2, 0, 1)
     return Factors(lora_a, lora_b, config.scaling_of(key))
 
 
@@ -288,6 +288,6 @@ def _digest(matrices: Mapping[str, Factors]) -> bytes:
     for name, factors in sorted(matrices.items()):
         for tensor in (factors.lora_a, factors.lora_b):
             digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-            digest.update(tensor.contiguous().view(torch.uint8).numpy())
+            digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
         digest.update(f"{factors.scaling!r}".encode())
     return digest.digest()

@@ -12,6 +12,7 @@ divide a matrix by its inputs have some of the inputs.
 """
 
 from collections.abc import Iterator
+from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve, field, fields, frozen, has
@@ -105,10 +106,7 @@ def _sizes(spec: ModelSpec) -> Iterator[LinearSizes]:
 
 
 def _aligned(shape: tuple[int, ...]) -> int:
-    elements = 1
-    for size in shape:
-        elements *= size
-    return -(-elements // ALIGNED_ELEMENTS) * ALIGNED_ELEMENTS
+    return -(-prod(shape) // ALIGNED_ELEMENTS) * ALIGNED_ELEMENTS
 
 
 @frozen(eq=False)
@@ -146,10 +144,8 @@ class SlotMemory:
         )
 
     def _view(self, shape: tuple[int, ...], first: int) -> "Tensor":
-        elements = 1
-        for size in shape:
-            elements *= size
-        return self.numbers[:, first : first + elements].unflatten(1, shape)
+        numbers = self.numbers[:, first : first + prod(shape)]
+        return numbers.view(len(numbers), *shape)
 
 
 @frozen

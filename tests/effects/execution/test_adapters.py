@@ -127,7 +127,7 @@ def test_an_adapter_that_is_not_in_host_memory_ends_its_requests_alone(
 ) -> None:
     run = start(model, written)
     executor: Any = run.driver.executor
-    missing = [*written.folders][0]
+    missing = next(iter(written.folders))
     executor.remove_adapter(bytes.fromhex(missing))
     run.serve(written.requests)
     for request in written.requests:
@@ -178,6 +178,7 @@ def test_no_adapter_no_adapter_shape(model: Model, written: Written) -> None:
     if hasattr(executor.runner._replay, "__wrapped__") or executor.runner._replay is step:
         executor.runner._replay = note
     run.serve([r for r in written.requests if not r.adapter])
-    assert shapes and not any(shape.adapters for shape in shapes)
+    assert shapes
+    assert not any(shape.adapters for shape in shapes)
     run.serve([evolve(r, id="a" + r.id) for r in written.requests if r.adapter])
     assert any(shape.adapters for shape in shapes)

@@ -42,12 +42,29 @@ QUICK = (
     ("Qwen3Moe", "experts"),
     ("DeepseekV3", "groups"),
     ("Qwen3_5", "plain"),
-    ("Phi3", "plain"),
+    ("Phi3", "fused"),
 )
 KEYS = [
     pytest.param(key, id=" ".join(key), marks=() if key in QUICK else pytest.mark.long)
     for key in VARIANTS
     if not key[1].startswith("rope ")
+]
+DIVIDED = [
+    *(pytest.param(key, id=" ".join(key)) for key in QUICK),
+    *(
+        pytest.param(key, id=" ".join(key), marks=pytest.mark.long)
+        for key in (
+            ("GptOss", "alternate"),
+            ("KimiLinear", "plain"),
+            ("GraniteMoeHybrid", "experts"),
+            ("Falcon", "all key heads"),
+            ("Qwen3Next", "plain"),
+            ("Jamba", "plain"),
+            ("Lfm2", "plain"),
+            ("Gemma3n", "all"),
+            ("MiMoV2Flash", "plain"),
+        )
+    ),
 ]
 WAYS = [
     pytest.param(Parallel(tensor=2), id="2"),
@@ -134,7 +151,7 @@ def test_logits_are_those_of_merged_models(
 
 
 @pytest.mark.parametrize("parallel", WAYS)
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("key", DIVIDED)
 def test_ranks_have_their_parts_of_adapters(
     key: tuple[str, str],
     parallel: Parallel,
