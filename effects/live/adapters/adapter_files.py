@@ -21,7 +21,10 @@ from minfer.effects.models.adapters.peft_config import AdapterError
 CONFIG_NAME: Final = "adapter_config.json"
 WEIGHTS_NAME: Final = "adapter_model.safetensors"
 MAX_CONFIG_BYTES: Final = 2**20
+# Of the list of tensors: of 60 layers with 128 experts each, it has 7 MB.
+MAX_HEADER_BYTES: Final = 2**24
 _PICKLES: Final = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
+_LENGTH_BYTES: Final = 8  # at the start of a file: the length of its header
 _CHUNK_BYTES: Final = 2**20  # copied at once
 _MAX_PATH_CHARS: Final = 300  # of a path in an error
 # Not to wait for a pipe; not to pass the file on to other programs.
@@ -51,6 +54,7 @@ def private_copy(
                 (WEIGHTS_NAME, max_bytes),
             ):
                 _copy_file(source, folder / name, copy / name, limit, allowed)
+            _check_header(folder / WEIGHTS_NAME, copy / WEIGHTS_NAME)
         except OSError as error:
             reason = error.strerror or str(error)
             raise AdapterError(
@@ -101,6 +105,19 @@ def _copy_file(
                 if limit < 0:
                     raise _too_large(path, status.st_size)
                 written.write(data)
+
+
+def _check_header(path: Path, copy: Path) -> None:
+    """Raise AdapterError for weights whose list of tensors would take long to read: all
+    threads would wait meanwhile.
+    """
+    with copy.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if length > MAX_HEADER_BYTES:
+        raise AdapterError(
+            f"adapter {_shown(path.parent)}: {path.name} says that its header has "
+            f"{length} bytes; at most {MAX_HEADER_BYTES} are read"
+        )
 
 
 def _missing_file(source: int, path: Path) -> AdapterError:

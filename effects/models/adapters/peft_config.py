@@ -156,7 +156,8 @@ class PeftConfig:
 
         match: Callable[..., regex.Match[str] | None] = getattr(regex, method)
         try:
-            return match(pattern, name, timeout=PATTERN_SECONDS)
+            # Other threads go on meanwhile.
+            return match(pattern, name, timeout=PATTERN_SECONDS, concurrent=True)
         except (regex.error, RecursionError) as error:
             raise AdapterError(
                 f"{self.path}: {pattern!r} is not a regular expression ({error}); "

@@ -10,7 +10,7 @@ from minfer.effects.live.adapters.registry import AdapterEntry, AdapterRegistry
 from minfer.effects.live.engine.host_adapters import HostAdapters, Report
 from minfer.effects.models.adapters.peft_config import AdapterError
 from minfer.records.messages import AdapterFailed, AdapterLoaded, LoadAdapter
-from tests.effects.live.adapters.test_adapter_files import make_files
+from tests.effects.live.adapters.test_adapter_files import WEIGHTS, make_files
 from tests.effects.waiting import until
 
 
@@ -27,7 +27,7 @@ class Executor:
     def add_adapter(self, digest: bytes, folder: str) -> None:
         name = digest.hex()
         self.told.append(("add", name))
-        if (Path(folder) / "adapter_model.safetensors").read_bytes() != b"weights":
+        if (Path(folder) / "adapter_model.safetensors").read_bytes() != WEIGHTS:
             raise AdapterError(f"{folder}: its digest is another one")
         self.kept.add(name)
 
@@ -109,7 +109,7 @@ def test_what_is_being_loaded_stays(adapters: HostAdapters, executor: Executor) 
 def test_failures_say_what_is_wrong(
     adapters: HostAdapters, names: AdapterRegistry, executor: Executor, tmp_path: Path
 ) -> None:
-    (tmp_path / "0a" / "adapter_model.safetensors").write_bytes(b"others")
+    (tmp_path / "0a" / "adapter_model.safetensors").write_bytes(bytes(8) + b"others")
     failed = load(adapters, "0a")
     assert failed == AdapterFailed(
         "0a", 3, f"{tmp_path / '0a'}: its digest is another one"

@@ -10,14 +10,18 @@ from minfer.effects.live.adapters import adapter_files
 from minfer.effects.live.adapters.adapter_files import (
     CONFIG_NAME,
     MAX_CONFIG_BYTES,
+    MAX_HEADER_BYTES,
     WEIGHTS_NAME,
     AdapterPathError,
     private_copy,
 )
 from minfer.effects.models.adapters.peft_config import AdapterError
 
+LENGTH = bytes(8)  # of an empty header
+WEIGHTS, INSIDE, OUTSIDE = (LENGTH + word for word in (b"weights", b"inside", b"outside"))
 
-def make_files(folder: Path, weights: bytes = b"weights") -> Path:
+
+def make_files(folder: Path, weights: bytes = WEIGHTS) -> Path:
     folder.mkdir(parents=True)
     (folder / CONFIG_NAME).write_text("{}")
     (folder / WEIGHTS_NAME).write_bytes(weights)
@@ -35,9 +39,9 @@ def refusal(folder: Path, *allowed: Path, limit: int = 100) -> str:
 
 def test_a_copy_is_nobody_elses_and_goes(tmp_path: Path) -> None:
     folder = make_files(tmp_path / "adapter")
-    with private_copy(folder, 7, (tmp_path.resolve(),)) as copy:
+    with private_copy(folder, 15, (tmp_path.resolve(),)) as copy:
         (folder / WEIGHTS_NAME).write_bytes(b"")  # someone empties it meanwhile
-        assert (copy / WEIGHTS_NAME).read_bytes() == b"weights"
+        assert (copy / WEIGHTS_NAME).read_bytes() == WEIGHTS
         assert sorted(path.name for path in copy.iterdir()) == [CONFIG_NAME, WEIGHTS_NAME]
         assert copy.stat().st_mode & 0o077 == 0
     assert not copy.exists()
@@ -47,11 +51,19 @@ def test_what_is_missing_or_too_large_is_named(tmp_path: Path) -> None:
     assert "there is no such folder" in refusal(tmp_path / "none")
     folder = make_files(tmp_path / "adapter")
     assert "it is no folder" in refusal(folder / CONFIG_NAME)
-    assert "has 7 bytes, which is more than" in refusal(folder, limit=6)
+    assert "has 15 bytes, which is more than" in refusal(folder, limit=14)
     (folder / CONFIG_NAME).write_bytes(b" " * (MAX_CONFIG_BYTES + 1))
     assert f"at most {MAX_CONFIG_BYTES} are read" in refusal(folder)
     (folder / CONFIG_NAME).unlink()
     assert f"there is no {CONFIG_NAME}" in refusal(folder)
+
+
+def test_a_huge_header_is_not_read(tmp_path: Path) -> None:
+    for length in (MAX_HEADER_BYTES + 1, 2**63):
+        weights = length.to_bytes(8, "little") + b"{}"
+        folder = make_files(tmp_path / str(length), weights)
+        words = f"says that its header has {length} bytes; at most {MAX_HEADER_BYTES} are"
+        assert words in refusal(folder)
 
 
 def test_a_pickle_is_not_read(tmp_path: Path) -> None:
@@ -78,7 +90,7 @@ def test_links_lead_nowhere_else(tmp_path: Path) -> None:
     assert "not below a folder that adapters may be" in refusal(allowed / "link", allowed)
     (allowed / "near").symlink_to(inside)  # to another folder that is allowed
     with private_copy(allowed / "near", 100, (allowed,)) as copy:
-        assert (copy / WEIGHTS_NAME).read_bytes() == b"weights"
+        assert (copy / WEIGHTS_NAME).read_bytes() == WEIGHTS
     (inside / WEIGHTS_NAME).unlink()
     (inside / WEIGHTS_NAME).symlink_to(outside / WEIGHTS_NAME)
     with pytest.raises(AdapterPathError), private_copy(inside, 100, (allowed,)):
@@ -89,8 +101,8 @@ def test_links_lead_nowhere_else(tmp_path: Path) -> None:
 def test_what_is_checked_is_what_is_read(tmp_path: Path) -> None:
     """A folder that becomes a link, again and again: no copy has what is outside."""
     allowed, outside = (tmp_path / "allowed").resolve(), tmp_path / "outside"
-    inside = make_files(allowed / "a", b"inside")
-    make_files(outside, b"outside")
+    inside = make_files(allowed / "a", INSIDE)
+    make_files(outside, OUTSIDE)
     link = allowed / "link"
     stop = threading.Event()
 
@@ -116,8 +128,8 @@ def test_what_is_checked_is_what_is_read(tmp_path: Path) -> None:
     finally:
         stop.set()
         swapper.join()
-    assert b"outside" not in seen
-    assert b"inside" in seen
+    assert OUTSIDE not in seen
+    assert INSIDE in seen
 
 
 def test_a_file_that_grows_is_not_copied_forever(
