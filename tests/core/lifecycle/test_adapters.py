@@ -262,3 +262,8 @@ def test_a_slot_is_not_given_while_a_dropped_adapter_is_loaded_into_it() -> None
     bench.drain()
     assert [load.adapter for load in bench.loads] == ["a1", "b2"]
     assert bench.out["a", 0] == bench.right(asking("a", "a1", max_tokens=2))
+
+
+@pytest.mark.parametrize("digits", [1, 128])
+def test_digests_of_any_usual_length_are_taken(digits: int) -> None:
+    assert asking("a", "a" * digits).adapter == "a" * digits
