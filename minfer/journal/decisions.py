@@ -61,9 +61,9 @@ def facts(before: EngineState, transition: Transition) -> Facts:
 
     `plans` has one entry for each plan, relative to the one before it: sequences that
     `left` and `joined` [place, run id, row], `num_scheduled_tokens` and
-    `max_sampled_tokens` that are not 1, `fills`, `opens`, `grows`, `copies`, `drafts`,
-    `deferred`, `saves`. `moves`, `loads` (slots of adapters), `finished`, `wake` and
-    `reasons` are the rest.
+    `max_sampled_tokens` that are not 1, `fills`, `opens`, `slots`, `grows`, `copies`,
+    `drafts`, `deferred`, `saves`. `moves`, `loads` (slots of adapters), `finished`,
+    `wake` and `reasons` are the rest.
     """
     changes: Facts = {}
     plans: list[Facts] = []
@@ -130,14 +130,12 @@ def _plan_facts(last: Plan | None, plan: Plan) -> Facts:
         changes["fills"] = [[fill.index, plan.starts[fill.index]] for fill in plan.fills]
     if plan.opens:
         changes["opens"] = [
-            [
-                opened.index,
-                *opened.name,
-                *map(_ranges, opened.tables),
-                *_slot(opened.adapter_slot),
-            ]
+            [opened.index, *opened.name, *map(_ranges, opened.tables)]
             for opened in plan.opens
         ]
+    slots = [[row.index, row.adapter_slot] for row in plan.opens]
+    if slots := [entry for entry in slots if entry[1] != NO_SLOT]:
+        changes["slots"] = slots
     if plan.grows:
         changes["grows"] = [
             [grow.row, grow.at, _ranges(grow.blocks), *_not_zero(grow.group)]
@@ -157,10 +155,6 @@ def _plan_facts(last: Plan | None, plan: Plan) -> Facts:
     if plan.saves:
         changes["saves"] = [[save.index, _ranges(save.pages)] for save in plan.saves]
     return changes
-
-
-def _slot(adapter_slot: int) -> list[int]:
-    return [] if adapter_slot == NO_SLOT else [adapter_slot]
 
 
 def _not_zero(group: int) -> list[int]:
