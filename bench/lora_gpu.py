@@ -310,7 +310,7 @@ def _kernel(
 
     def us(tune: LoraTune) -> float:
         return microseconds(
-            [partial(add_lora, out, x, slots, tokens, tune) for slots in layers]
+            [partial(add_lora, out, x, slots, tokens, None, tune) for slots in layers]
         )
 
     numbers = used * rank * (len(parts) * inputs + sum(parts))
