@@ -314,7 +314,7 @@ def _kernel(
         )
 
     numbers = used * rank * (len(parts) * inputs + sum(parts))
-    chosen = tune_of(rows, args.slots, len(parts), inputs, max(16, rank))
+    chosen = tune_of(rows, inputs, max(16, rank))
     figures: dict[str, Any] = {
         "floor, us": 2 * numbers / args.bandwidth * 1e6,
         "us": us(chosen),

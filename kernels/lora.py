@@ -87,7 +87,7 @@ def add_lora(
         return
     x, norm = normalised_before(x, norm)
     rows, slots = len(x), len(adapters.lora_a)
-    tune = tune or _tune(adapters, rows, slots)
+    tune = tune or _tune(adapters, rows)
     grouped = None if tune.tile == 1 else _tiles_of(tokens, slots, tune.tile)
     of_step = _Rows(tokens.slots, None, rows)
     _add(out, x, adapters, of_step, grouped, tune, norm)
@@ -115,8 +115,8 @@ class ExpertAdapters:
         in place; x [tokens, inputs] or [pairs, inputs], rows contiguous, on a GPU.
         """
         slots, experts = adapters.lora_a.shape[:2]
-        pairs, groups = len(out), slots * experts
-        tune = self.tune or _tune(adapters, pairs, groups)
+        pairs = len(out)
+        tune = self.tune or _tune(adapters, pairs)
         rows = _Rows(self.tokens.slots, self.choice.ids, pairs, pairs // max(1, len(x)))
         grouped = None
         if tune.tile > 1:
@@ -133,9 +133,8 @@ def _fits(out: Tensor, x: Tensor) -> bool:
     return on_triton(x) and len(x) > 0 and out.stride(1) == x.stride(1) == 1
 
 
-def _tune(adapters: AdapterSlots, rows: int, groups: int) -> LoraTune:
-    inputs = int(adapters.lora_a.shape[-1])
-    return tune_of(rows, groups, len(adapters.parts), inputs, _lanes(adapters))
+def _tune(adapters: AdapterSlots, rows: int) -> LoraTune:
+    return tune_of(rows, int(adapters.lora_a.shape[-1]), _lanes(adapters))
 
 
 def _lanes(adapters: AdapterSlots) -> int:
