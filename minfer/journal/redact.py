@@ -18,7 +18,7 @@ priorities are kept; errors are left out. Of drafts and results only the numbers
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from itertools import chain
-from typing import Final, TypeVar, cast
+from typing import Final, cast
 
 import attrs
 
@@ -67,11 +67,13 @@ def redacted(
                 out.append(Failed(number))
             case Finish(error=str(why)) if why:
                 out.append(attrs.evolve(event, error=_HIDDEN_ERROR))
-            case AdapterLoaded() | DropAdapter():
-                out.append(_with_other_adapter(event, secret))
-            case AdapterFailed():
-                renamed = _with_other_adapter(event, secret)
-                out.append(attrs.evolve(renamed, error=_HIDDEN_ERROR))
+            case AdapterLoaded(adapter, slot):
+                out.append(AdapterLoaded(redacted_adapter(secret, adapter), slot))
+            case AdapterFailed(adapter, slot):
+                other = redacted_adapter(secret, adapter)
+                out.append(AdapterFailed(other, slot, _HIDDEN_ERROR))
+            case DropAdapter(adapter):
+                out.append(DropAdapter(redacted_adapter(secret, adapter)))
             case Propose(tokens=tokens):
                 out.append(attrs.evolve(event, tokens=_blank_tokens(config, tokens)))
             case _:
@@ -101,18 +103,6 @@ def redacted_client(secret: bytes, client: str) -> str:
 def redacted_adapter(secret: bytes, adapter: str) -> str:
     """Another name for an adapter; none stays none."""
     return adapter and _keyed_digest(secret, b"adapter" + adapter.encode(), 32).hex()
-
-
-_NamesAdapter = TypeVar("_NamesAdapter", AdapterLoaded, AdapterFailed, DropAdapter)
-
-
-def _with_other_adapter(event: _NamesAdapter, secret: bytes) -> _NamesAdapter:
-    """A message with another name for its adapter; one that names none is ignored."""
-    name: object = event.adapter
-    known = isinstance(name, str)
-    return attrs.evolve(
-        event, adapter=redacted_adapter(secret, event.adapter) if known else ""
-    )
 
 
 def redact_block(secret: bytes, key: Key, size: int) -> tuple[int, ...]:

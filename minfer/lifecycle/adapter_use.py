@@ -16,12 +16,8 @@ def is_unused(state: EngineState, slot: AdapterSlot) -> bool:
 
 
 def begin_use(adapters: Adapters, adapter: str) -> Adapters:
-    """The slots after a sample with `adapter`, which is in one of them or "", starts to
-    run.
-    """
+    """The slots after a sample with `adapter`, which is in one of them, starts to run."""
     index = adapters.slot_of(adapter)
-    if index == NO_SLOT:
-        return adapters
     slot = adapters.slots[index]
     used = evolve(slot, users=slot.users + 1, last_use=adapters.uses)
     return evolve(adapters.with_slot(index, used), uses=adapters.uses + 1)

@@ -48,11 +48,11 @@ def apply_adapter_event(
 
 def _loading_slot(adapters: Adapters, event: AdapterLoaded | AdapterFailed) -> int:
     """The slot whose load a report is about; NO_SLOT: none."""
-    adapter, index = event.adapter, event.slot
-    if type(index) is not int or type(adapter) is not str:  # an executor may err
-        return NO_SLOT
-    loads = 0 <= index < len(adapters.slots) and adapters.slots[index].loading
-    return index if loads and adapters.slot_of(adapter) == index else NO_SLOT
+    if type(event.slot) is not int or type(event.adapter) is not str:
+        return NO_SLOT  # an executor may err
+    index = adapters.slot_of(event.adapter)
+    loads = index == event.slot and index != NO_SLOT and adapters.slots[index].loading
+    return index if loads else NO_SLOT
 
 
 def _drop(adapters: Adapters, index: int) -> Adapters:

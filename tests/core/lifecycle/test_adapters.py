@@ -27,6 +27,7 @@ from minfer.values.checks import ConfigError, ParameterError
 from tests.core.lifecycle.adapted import ADAPTED, Adapted, asking
 
 ONE = evolve(ADAPTED, adapter_slots=1)
+WAITING = (("b", "b2"), ("c", "c3"))
 
 
 def test_a_request_waits_for_its_adapter_and_others_pass_it() -> None:
@@ -35,10 +36,10 @@ def test_a_request_waits_for_its_adapter_and_others_pass_it() -> None:
     turn = bench.give(Submit(asking("a", "a1")), Submit(asking("plain")))
     assert bench.loads == [LoadAdapter("a1", 0)]
     assert AdapterLoading("a", 0, "a1", 0, "") in turn.reasons
-    assert bench.state.running.ids == (("plain", 0),)
+    assert [*bench.state.running.ids] == [("plain", 0)]
     assert bench.plans[0].opens[0].adapter_slot == NO_SLOT
     bench.turn(*bench.loaded())
-    assert bench.state.running.ids == (("a", 0), ("plain", 0))
+    assert [*bench.state.running.ids] == [("a", 0), ("plain", 0)]
     assert bench.plans[1].opens[0].adapter_slot == 0
     bench.drain()
     assert bench.ended["a", 0].reason == "length"
@@ -212,3 +213,57 @@ def test_an_adapter_is_named_by_its_digest(adapter: Any) -> None:
 def test_too_many_slots_are_named() -> None:
     with pytest.raises(ConfigError, match="adapter_slots must be"):
         evolve(ADAPTED, adapter_slots=-1)
+
+
+def test_a_wait_for_a_slot_is_reported_once_for_each_that_is_first() -> None:
+    bench = Adapted(ONE)
+    bench.turn(Submit(asking("a", "a1", max_tokens=40)))
+    bench.turn(Submit(asking("b", "b2")), Submit(asking("c", "c3")))
+    for _ in range(4):
+        bench.turn()
+    bench.turn(Cancel("b"))
+    bench.turn()
+    waits = [SlotBlocked(name, 0, adapter, 0, 1) for name, adapter in WAITING]
+    assert bench.reasons_of(SlotBlocked) == waits
+
+
+def test_no_more_than_may_pass_are_admitted_at_once() -> None:
+    bench = Adapted(evolve(ONE, max_num_seqs=16, max_num_batched_tokens=256))
+    bench.turn(Submit(asking("a", "a1", max_tokens=40)))
+    bench.turn()
+    passing = [asking(f"a{number}", "a1") for number in range(3 * ADAPTER_PASSES)]
+    bench.turn(*map(Submit, [asking("waits", "b2"), *passing]))
+    assert len(bench.state.running) == 1 + ADAPTER_PASSES
+    bench.drain()
+
+
+def test_of_adapters_loaded_in_one_turn_the_first_is_evicted_first() -> None:
+    bench = Adapted()
+    for name, adapter in (("a", "a1"), ("b", "b2"), ("a again", "a1")):
+        bench.serve(asking(name, adapter))
+    bench.late = True
+    bench.give(Submit(asking("c", "c3")), Submit(asking("d", "d4")))
+    assert bench.loads[-2:] == [LoadAdapter("c3", 1), LoadAdapter("d4", 0)]
+    bench.give(Cancel("c"), Cancel("d"), *bench.loaded())
+    bench.give(Submit(asking("e", "e5")))
+    assert bench.loads[-1] == LoadAdapter("e5", 1)
+    bench.turn(*bench.loaded())
+    bench.drain()
+
+
+def test_a_slot_is_not_given_while_a_dropped_adapter_is_loaded_into_it() -> None:
+    bench = Adapted(ONE)
+    bench.late = True
+    bench.give(Submit(asking("a", "a1", max_tokens=2)), Submit(asking("b", "b2")))
+    bench.give(DropAdapter("a1"))
+    assert bench.slots() == ["a1"]
+    assert len(bench.loads) == 1
+    bench.late = False
+    bench.drain()
+    assert [load.adapter for load in bench.loads] == ["a1", "b2"]
+    assert bench.out["a", 0] == bench.right(asking("a", "a1", max_tokens=2))
+
+
+@pytest.mark.parametrize("digits", [1, 128])
+def test_digests_of_any_usual_length_are_taken(digits: int) -> None:
+    assert asking("a", "a" * digits).adapter == "a" * digits

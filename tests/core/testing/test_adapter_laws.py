@@ -213,6 +213,7 @@ def test_a_wrong_state_is_named(change: Callable[[Adapters], Adapters]) -> None:
 
 def test_a_queue_that_is_miscounted_is_named() -> None:
     state = loading().transition.state
-    for changes in ({"adapters": Map()}, {"num_with_adapter": 7}):
+    wrong: tuple[dict[str, Any], ...] = ({"adapters": Map()}, {"num_with_adapter": 7})
+    for changes in wrong:
         with pytest.raises(InvariantError, match="adapters: waiting samples"):
             check(ADAPTED, evolve(state, waiting=evolve(state.waiting, **changes)))

@@ -63,7 +63,12 @@ function blocked(i) {
 // An entry of the log as a sentence about `name`.
 export function entry(i, name = link(log.sample[i])) {
   const about = { i, name, a: log.a[i], b: log.b[i], c: log.c[i], s: log.sample[i] };
-  return eventSentence(about) ?? decisionSentence(about) ?? chunkSentence(about);
+  return (
+    eventSentence(about) ??
+    adapterSentence(about) ??
+    decisionSentence(about) ??
+    chunkSentence(about)
+  );
 }
 
 function eventSentence({ i, name, a, b, s }) {
@@ -97,6 +102,26 @@ function eventSentence({ i, name, a, b, s }) {
   }
 }
 
+function adapterSentence({ i, name, a, b, c }) {
+  switch (kindOf(i)) {
+    case "AdapterLoading":
+      return item([name, ` has its adapter loaded into slot ${count(a)}`]);
+    case "SlotBlocked": {
+      const slots = `${many(b, "slot is", "slots are")} used, ${count(a)} loading`;
+      return item([name, ` waits for a slot for its adapter: ${slots}`], "held");
+    }
+    case "AdapterLost": {
+      const ended = many(c, "sample ends", "samples end");
+      const words = `the load of an adapter into slot ${count(a)} failed${and(b)}`;
+      return item([`${words}; ${ended}`], "wrong");
+    }
+    case "DropAdapter":
+      return item([`the adapter ${text(a)} is unloaded`]);
+    default:
+      return undefined;
+  }
+}
+
 function decisionSentence(about) {
   const { i, name, a, b, c, s } = about;
   switch (kindOf(i)) {
@@ -122,18 +147,6 @@ function decisionSentence(about) {
       const more = `${many(a - b, "block")} again`;
       return item([name, ` computes ${more}, which ${TIERS[text(c)]} has, too`]);
     }
-    case "AdapterLoading":
-      return item([name, ` has its adapter loaded into slot ${count(a)}`]);
-    case "SlotBlocked": {
-      const slots = `${many(b, "slot is", "slots are")} used, ${count(a)} loading`;
-      return item([name, ` waits for a slot for its adapter: ${slots}`], "held");
-    }
-    case "AdapterLost": {
-      const ended = `${many(c, "sample ends", "samples end")}`;
-      return item([`no adapter could be loaded into slot ${count(a)}${and(b)}; ${ended}`], "wrong");
-    }
-    case "DropAdapter":
-      return item([`the adapter ${text(a)} is unloaded`]);
     case "LostBlocks":
       return item([`${many(a, "block")} could not be copied${and(b)}`], "wrong");
     case "SavesSkipped": {
