@@ -11,7 +11,6 @@ from typing import Final
 
 from attrs import evolve
 
-from minfer.records.messages import AdapterFailed, AdapterLoaded, LoadAdapter
 from minfer.records.plan import Plan
 from minfer.sampling.reference_sampler import RowSampling
 from minfer.simulation.oracle import Offer, Oracle, OracleRow, vector_of
@@ -63,14 +62,6 @@ class DryExecutor(Oracle):
 
     def remove_adapter(self, digest: bytes) -> None:
         """Do nothing."""
-
-    def load_adapter(
-        self,
-        command: LoadAdapter,
-        report: Callable[[AdapterLoaded | AdapterFailed], None],
-    ) -> None:
-        """Report at once that an adapter is in its slot."""
-        report(AdapterLoaded(command.adapter, command.slot))
 
     def token(self, sampling: RowSampling, prompt: int, position: int) -> int:
         """Returns the token at a position, which must be behind the `prompt` tokens of

@@ -7,8 +7,6 @@ import functools
 import gc
 import inspect
 import os
-import shutil
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -61,6 +59,7 @@ from minfer.effects.live.kv_events.engine_events import (
     check_layers,
     open_publisher,
 )
+from minfer.effects.net.run_folder import run_folder
 from minfer.effects.setup.engine_args import REMOVED, EngineArgs
 from minfer.effects.setup.lora_settings import read_modules
 from minfer.effects.setup.option_descriptions import settings_docstring
@@ -156,10 +155,10 @@ class ServedModel(ChatRenderer):
         """Load the model, and start an engine."""
         if args.enable_lora and not args.lora_registry:
             # Of the names of adapters, where no server has made it.
-            # Not named as run folders are: others remove those that nothing has locked.
-            folder = tempfile.mkdtemp(prefix="lora-of-minfer-")
-            weakref.finalize(self, _remove_in_process, os.getpid(), folder)
-            args = attrs.evolve(args, lora_registry=folder)
+            resources = contextlib.ExitStack()
+            folder = resources.enter_context(run_folder())
+            weakref.finalize(self, _release_in_process, os.getpid(), resources)
+            args = attrs.evolve(args, lora_registry=str(folder / "adapters"))
         with contextlib.ExitStack() as stack:
             publisher = open_publisher(
                 args.kv_events_config, caches_prefixes=args.enable_prefix_caching
@@ -426,10 +425,10 @@ def _close_in_process(
         gc.unfreeze()
 
 
-def _remove_in_process(pid: int, folder: str) -> None:
-    """Remove a folder, but not in processes that were forked from this one."""
+def _release_in_process(pid: int, resources: contextlib.ExitStack) -> None:
+    """Release resources, but not in processes that were forked from this one."""
     if os.getpid() == pid:
-        shutil.rmtree(folder, ignore_errors=True)
+        resources.close()
 
 
 def _own_settings(owner: str, settings: Mapping[str, Any]) -> dict[str, Any]:

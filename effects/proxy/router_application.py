@@ -340,6 +340,9 @@ class RouterApplication:
         routed = read.routed
         if allowed or adapter:
             routed = evolve(routed, allowed=allowed, adapter=adapter)
+        if adapter and self._reader.prompts.tokens is not None:
+            # Servers report blocks by keys of token ids, which are those of no adapter.
+            routed = evolve(routed, keys=())
         await self._denied_bodies.check(routed.tenant, request)
         request = self._denied_bodies.watch(routed.tenant, request)
         home = self._home_of_previous(read.previous)

@@ -16,9 +16,9 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
-from minfer.effects.execution.contract import Executor
+from minfer.effects.execution.contract import AdapterExecutor, Executor
 from minfer.effects.live.adapters.adapter_files import private_copy
 from minfer.effects.live.adapters.registry import AdapterRegistry
 from minfer.effects.models.adapters.peft_config import AdapterError
@@ -28,20 +28,6 @@ from minfer.records.messages import AdapterFailed, AdapterLoaded, LoadAdapter
 
 Report = Callable[[AdapterLoaded | AdapterFailed], None]
 _log: Final = logging.getLogger("minfer.adapters")
-
-
-@runtime_checkable
-class AdapterExecutor(Protocol):
-    """An executor that has adapters in host memory and on its device."""
-
-    def add_adapter(self, digest: bytes, folder: str) -> None:
-        """Read an adapter into host memory. Raises AdapterError."""
-
-    def remove_adapter(self, digest: bytes) -> None:
-        """Free the host memory of an adapter."""
-
-    def load_adapter(self, command: LoadAdapter, report: Report) -> None:
-        """Begin to copy an adapter into its slot."""
 
 
 class HostAdapters:

@@ -9,7 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from minfer.effects.cli.main import main
 from minfer.effects.live.adapters.sources import AdapterSources
+from minfer.effects.models.adapters.peft_config import AdapterError
 from minfer.effects.serving.access.api_keys import ApiKey, ApiKeys, digest
 from minfer.effects.serving.access.server_bounds import ServerBounds
 from minfer.effects.setup.folders import bundled_folder
@@ -312,3 +314,39 @@ def test_bodies_of_updates_are_strict(server: Serving) -> None:
     answer = server.http.post(url, content=extra, headers=head)
     assert "unknown field `z`" in answer.json()["error"]["message"]
     assert server.http.post(url, content=b" " * 2**17, headers=head).status_code == 413
+
+
+def test_a_load_that_fails_in_the_engine_ends_its_requests(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = AdapterSources(folders=(folders / "allowed",))
+    service = {"bounds": ServerBounds(adapter_sources=sources, vllm_metrics=True)}
+    with serving(names=("base",), service=service, **LORA) as made:
+        executor: Any = made.llm.worker.driver.executor
+
+        def refuse(digest: bytes, folder: str) -> None:
+            raise AdapterError(f"{folder}: {digest.hex()} is gone")
+
+        monkeypatch.setattr(executor, "add_adapter", refuse)
+        for stream in (False, True):
+            answer = made.post("completions", model="sql", prompt="a", stream=stream)
+            assert "the adapter of this request could not be loaded" in answer.text
+            assert "adapter_failed" in answer.text
+            assert "allowed" not in answer.text
+        assert answer.status_code in (200, 500)
+        assert made.post("completions", model="base", prompt="a").status_code == 200
+        monkeypatch.undo()
+        assert complete(made, "sql").status_code == 200  # it is tried again
+        metrics = made.get("/metrics").text
+        assert 'minfer_failed_adapter_loads_total{model_name="base"} 2.0' in metrics
+        assert 'vllm:lora_requests_info{max_lora="8",running_lora_adapters=""' in metrics
+        shown = made.get("/ready").json()["adapters"]
+        assert shown == {"named": 1, "running": 0, "waiting": 0, "slots": 8}
+        assert main(["status", made.url]) == 0
+
+
+def test_status_shows_how_many_there_are(
+    server: Serving, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", server.url]) == 0
+    assert " named, 0 running, 0 waiting, 8 slots" in capsys.readouterr().out
