@@ -310,11 +310,11 @@ def _kernel(
 
     def us(tune: LoraTune) -> float:
         return microseconds(
-            [partial(add_lora, out, x, slots, tokens, tune) for slots in layers]
+            [partial(add_lora, out, x, slots, tokens, None, tune) for slots in layers]
         )
 
     numbers = used * rank * (len(parts) * inputs + sum(parts))
-    chosen = tune_of(rows, args.slots, len(parts), inputs, max(16, rank))
+    chosen = tune_of(rows, inputs, max(16, rank))
     figures: dict[str, Any] = {
         "floor, us": 2 * numbers / args.bandwidth * 1e6,
         "us": us(chosen),

@@ -19,6 +19,9 @@ which is the grid, whatever the rows have: no host waits for a count, so a CUDA 
 holds it all. A tile reads its slot's matrices once for all of its rows, by tensor cores.
 A row's bits do not depend on its place in a tile (experts.py).
 
+A norm before the product is computed in the shrink, as in fused_linear.py: it multiplies
+with the factors, and sums squares; the expand scales.
+
 The inputs of a shrink may be split among programs, as few rows are few programs. Each
 stores its sums in float32, and the expand adds them in order: bits are the same each
 time.
@@ -37,7 +40,8 @@ from attrs import field, frozen
 from torch import Tensor
 
 from minfer.kernels import on_triton, plain_lora
-from minfer.kernels.leaves import AdapterSlots, ChosenExperts
+from minfer.kernels.fused_linear import normalised_before
+from minfer.kernels.leaves import AdapterSlots, ChosenExperts, Norm
 from minfer.kernels.lora_kernels import (
     expand_rows,
     expand_tiles,
@@ -70,19 +74,23 @@ def add_lora(
     x: Tensor,
     adapters: AdapterSlots,
     tokens: AdapterTokens,
+    norm: Norm | None = None,
     tune: LoraTune | None = None,
 ) -> None:
-    """Add x @ A.T @ B.T of each token's adapter to `out` [tokens, outputs], in place; x
-    [tokens, inputs], rows contiguous. Call it before a CUDA graph captures it. tune:
-    constants instead of the computed ones (lora_tunes.py).
+    """Add normalise(x) @ A.T @ B.T of each token's adapter to `out` [tokens, outputs], in
+    place; x [tokens, inputs], rows contiguous; without a norm, of rows as they are. Call
+    it before a CUDA graph captures it. tune: constants instead of the computed ones
+    (lora_tunes.py).
     """
     if not _fits(out, x):
-        plain_lora.add_lora(out, x, adapters, tokens)
+        plain_lora.add_lora(out, x, adapters, tokens, norm)
         return
+    x, norm = normalised_before(x, norm)
     rows, slots = len(x), len(adapters.lora_a)
-    tune = tune or _tune(adapters, rows, slots)
+    tune = tune or _tune(adapters, rows)
     grouped = None if tune.tile == 1 else _tiles_of(tokens, slots, tune.tile)
-    _add(out, x, adapters, _Rows(tokens.slots, None, rows), grouped, tune)
+    of_step = _Rows(tokens.slots, None, rows)
+    _add(out, x, adapters, of_step, grouped, tune, norm)
 
 
 def _tiles_of(tokens: AdapterTokens, slots: int, tile: int) -> _Tiles:
@@ -107,8 +115,8 @@ class ExpertAdapters:
         in place; x [tokens, inputs] or [pairs, inputs], rows contiguous, on a GPU.
         """
         slots, experts = adapters.lora_a.shape[:2]
-        pairs, groups = len(out), slots * experts
-        tune = self.tune or _tune(adapters, pairs, groups)
+        pairs = len(out)
+        tune = self.tune or _tune(adapters, pairs)
         rows = _Rows(self.tokens.slots, self.choice.ids, pairs, pairs // max(1, len(x)))
         grouped = None
         if tune.tile > 1:
@@ -125,9 +133,8 @@ def _fits(out: Tensor, x: Tensor) -> bool:
     return on_triton(x) and len(x) > 0 and out.stride(1) == x.stride(1) == 1
 
 
-def _tune(adapters: AdapterSlots, rows: int, groups: int) -> LoraTune:
-    inputs = int(adapters.lora_a.shape[-1])
-    return tune_of(rows, groups, len(adapters.parts), inputs, _lanes(adapters))
+def _tune(adapters: AdapterSlots, rows: int) -> LoraTune:
+    return tune_of(rows, int(adapters.lora_a.shape[-1]), _lanes(adapters))
 
 
 def _lanes(adapters: AdapterSlots) -> int:
@@ -208,25 +215,38 @@ def _add(
     rows: _Rows,
     grouped: _Tiles | None,
     tune: LoraTune,
+    norm: Norm | None = None,
 ) -> None:
     """Launch a shrink and an expand."""
     parts, lanes = len(adapters.parts), _lanes(adapters)
-    sums = x.new_empty(tune.splits, rows.count, parts, lanes, dtype=torch.float32)
-    _shrink(sums, x, adapters, rows, grouped, tune)
-    _expand(out, sums, adapters, rows, grouped, tune)
+    shape = (tune.splits, rows.count, parts)
+    sums = x.new_empty(*shape, lanes, dtype=torch.float32)
+    squares = None if norm is None else x.new_empty(shape, dtype=torch.float32)
+    shrunk = _Shrunk(sums, squares, x.shape[1], norm)
+    _shrink(shrunk, x, adapters, rows, grouped, tune)
+    _expand(out, shrunk, adapters, rows, grouped, tune)
+
+
+@frozen(eq=False)
+class _Shrunk:
+    """What shrinks return."""
+
+    sums: Tensor  # [splits, rows, parts, lanes] float32
+    squares: Tensor | None  # [splits, rows, parts] float32; None: there is no norm
+    inputs: int
+    norm: Norm | None
 
 
 def _shrink(
-    sums: Tensor,
+    shrunk: _Shrunk,
     x: Tensor,
     adapters: AdapterSlots,
     rows: _Rows,
     grouped: _Tiles | None,
     tune: LoraTune,
 ) -> None:
-    splits, _, parts, lanes = sums.shape
-    size = x.shape[1]
-    depths = triton.cdiv(size, tune.depth)
+    splits, _, parts, lanes = shrunk.sums.shape
+    depths = triton.cdiv(shrunk.inputs, tune.depth)
     span = triton.cdiv(depths, splits) * tune.depth
     common = {
         "x": x,
@@ -236,11 +256,13 @@ def _shrink(
         "expert_stride": _expert_stride(adapters.lora_a),
         "ranks": adapters.ranks,
         "ranks_stride": adapters.ranks.stride(0),
-        "sums": sums,
+        "sums": shrunk.sums,
+        "squares": shrunk.squares,
+        "norm": None if shrunk.norm is None else shrunk.norm.weight,
         "rows": rows.count,
         "x_rows": rows.x_rows,
         "parts": parts,
-        "size": size,
+        "size": shrunk.inputs,
         "rank": adapters.rank,
         "lanes": lanes,
         "span": span,
@@ -267,13 +289,13 @@ def _shrink(
 
 def _expand(
     out: Tensor,
-    sums: Tensor,
+    shrunk: _Shrunk,
     adapters: AdapterSlots,
     rows: _Rows,
     grouped: _Tiles | None,
     tune: LoraTune,
 ) -> None:
-    splits, _, parts, lanes = sums.shape
+    splits, _, parts, lanes = shrunk.sums.shape
     column_tiles = _column_tiles(adapters.parts, tune.columns, out.device)
     common = {
         "lora_b": adapters.lora_b,
@@ -281,12 +303,15 @@ def _expand(
         "expert_stride": _expert_stride(adapters.lora_b),
         "ranks": adapters.ranks,
         "ranks_stride": adapters.ranks.stride(0),
-        "sums": sums,
+        "sums": shrunk.sums,
+        "squares": shrunk.squares,
+        "eps": 0.0 if shrunk.norm is None else shrunk.norm.eps,
         "out": out,
         "out_stride": out.stride(0),
         "column_tiles": column_tiles,
         "rows": rows.count,
         "parts": parts,
+        "size": shrunk.inputs,
         "columns": adapters.lora_b.shape[-1],
         "lanes": lanes,
         "splits": splits,

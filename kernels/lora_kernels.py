@@ -4,6 +4,8 @@ A row is a token, or a pair of a token and one of its experts: number token * to
 group is a slot, or a slot and an expert: number slot * experts + expert. `sums` [splits,
 rows, parts, lanes] are the shrinks by the A's of a matrix, in float32, of which each
 split has some inputs; what is behind an adapter's rank is not written, and not read.
+With `norm`, factors [size] of RMSNorm, x are rows before it: `squares` [splits, rows,
+parts] are the sums of their squares, by which expands are scaled.
 """
 
 import triton
@@ -113,6 +115,8 @@ def shrink_rows(
     slots,
     ids,
     sums,
+    squares,
+    norm,
     rows,
     top_k: tl.constexpr,
     x_rows: tl.constexpr,
@@ -137,6 +141,7 @@ def shrink_rows(
             line += (part * rank + lane)[:, None] * size
             token = x + row // x_rows * x_stride
             total = tl.zeros([lanes, depth], tl.float32)
+            square = tl.zeros([depth], tl.float32)
             for k in range(0, span, depth):
                 index = split * span + k + tl.arange(0, depth)
                 mask = index < size
@@ -145,10 +150,16 @@ def shrink_rows(
                     mask=(lane < used)[:, None] & mask[None, :],
                     other=0.0,
                 )
-                y = tl.load(token + index, mask=mask, other=0.0)
-                total += a.to(tl.float32) * y.to(tl.float32)[None, :]
-            place = ((split * rows + row) * parts + part) * lanes + lane
-            tl.store(sums + place, tl.sum(total, 1), mask=lane < used)
+                y = tl.load(token + index, mask=mask, other=0.0).to(tl.float32)
+                if norm is not None:
+                    square += y * y
+                    y *= tl.load(norm + index, mask=mask, other=0.0).to(tl.float32)
+                total += a.to(tl.float32) * y[None, :]
+            place = (split * rows + row) * parts + part
+            if norm is not None:
+                tl.store(squares + place, tl.sum(square, 0))
+            places = place * lanes + lane
+            tl.store(sums + places, tl.sum(total, 1), mask=lane < used)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -161,12 +172,15 @@ def expand_rows(
     slots,
     ids,
     sums,
+    squares,
+    eps,
     out,
     out_stride,
     column_tiles,
     rows,
     top_k: tl.constexpr,
     parts: tl.constexpr,
+    size: tl.constexpr,
     columns: tl.constexpr,
     lanes: tl.constexpr,
     splits: tl.constexpr,
@@ -186,9 +200,15 @@ def expand_rows(
         if used > 0:
             lane = tl.arange(0, lanes)
             shrunk = tl.zeros([lanes], tl.float32)
+            square = 0.0
             for split in tl.static_range(splits):
-                place = ((split * rows + row) * parts + part) * lanes + lane
-                shrunk += tl.load(sums + place, mask=lane < used, other=0.0)
+                place = (split * rows + row) * parts + part
+                places = place * lanes + lane
+                shrunk += tl.load(sums + places, mask=lane < used, other=0.0)
+                if squares is not None:
+                    square += tl.load(squares + place)
+            if squares is not None:
+                shrunk *= tl.rsqrt(square / size + eps)
             column = first + tl.arange(0, cols)
             mask = column < end
             line = lora_b + slot * slot_stride + expert * expert_stride
@@ -233,6 +253,8 @@ def shrink_tiles(
     starts,
     tiles,
     sums,
+    squares,
+    norm,
     rows,
     max_tiles,
     x_rows: tl.constexpr,
@@ -260,6 +282,7 @@ def shrink_tiles(
         line += (part * rank + lane)[None, :] * size
         token = x + (row // x_rows)[:, None] * x_stride
         total = tl.zeros([tile, lanes], tl.float32)
+        square = tl.zeros([tile], tl.float32)
         for k in tl.range(0, span, depth, num_stages=stages):
             index = split * span + k + tl.arange(0, depth)
             mask = index < size
@@ -273,9 +296,17 @@ def shrink_tiles(
                 mask=row_mask[:, None] & mask[None, :],
                 other=0.0,
             )
+            if norm is not None:
+                wide = y.to(tl.float32)
+                square += tl.sum(wide * wide, 1)
+                factors = tl.load(norm + index, mask=mask, other=0.0).to(tl.float32)
+                y = (wide * factors[None, :]).to(a.dtype)
             total = tl.dot(y, a, total, input_precision="ieee")
-        place = ((split * rows + row) * parts + part)[:, None] * lanes + lane[None, :]
-        tl.store(sums + place, total, mask=row_mask[:, None] & (lane < used)[None, :])
+        place = (split * rows + row) * parts + part
+        if norm is not None:
+            tl.store(squares + place, square, mask=row_mask)
+        places = place[:, None] * lanes + lane[None, :]
+        tl.store(sums + places, total, mask=row_mask[:, None] & (lane < used)[None, :])
 
 
 @triton.jit(do_not_specialize=["rows", "max_tiles"])
@@ -289,6 +320,8 @@ def expand_tiles(
     starts,
     tiles,
     sums,
+    squares,
+    eps,
     out,
     out_stride,
     column_tiles,
@@ -296,6 +329,7 @@ def expand_tiles(
     max_tiles,
     experts: tl.constexpr,
     parts: tl.constexpr,
+    size: tl.constexpr,
     columns: tl.constexpr,
     lanes: tl.constexpr,
     splits: tl.constexpr,
@@ -315,10 +349,16 @@ def expand_tiles(
     if used > 0:
         lane = tl.arange(0, lanes)
         shrunk = tl.zeros([tile, lanes], tl.float32)
+        square = tl.zeros([tile], tl.float32)
         for split in tl.static_range(splits):
-            place = ((split * rows + row) * parts + part)[:, None] * lanes + lane[None, :]
+            place = (split * rows + row) * parts + part
+            places = place[:, None] * lanes + lane[None, :]
             mask = row_mask[:, None] & (lane < used)[None, :]
-            shrunk += tl.load(sums + place, mask=mask, other=0.0)
+            shrunk += tl.load(sums + places, mask=mask, other=0.0)
+            if squares is not None:
+                square += tl.load(squares + place, mask=row_mask, other=0.0)
+        if squares is not None:
+            shrunk *= tl.rsqrt(square / size + eps)[:, None]
         column = first + tl.arange(0, cols)
         column_mask = column < end
         line = lora_b + slot * slot_stride + expert * expert_stride

@@ -2,18 +2,17 @@
 any adapters of its rows. They follow from the arithmetic below, and are not measured yet:
 `bench/lora_gpu.py --parts kernels --sweep` tries others.
 
-A program should have some 8 to 32 KB in flight, and there should be two programs for each
-of 132 processors where there are few rows: so the inputs of a shrink are split.
+A program should have some 8 to 32 KB in flight, and few rows are few programs: so the
+inputs of a shrink are split. Each program of the expand reads the sums of all splits.
+Constants change at the numbers of rows in `BOUNDS` alone: a kernel is compiled for each
+of their combinations, before it is needed (dummy_steps.py).
 """
 
 from typing import Final, NamedTuple
 
-PROGRAMS: Final = 264  # of a launch: fewer leave processors idle
-MAX_SPLITS: Final = 8  # each program of the expand reads the sums of all of them
-TILE_ELEMENTS: Final = 8192  # of A or B that a program loads at once
-MIN_COLUMNS: Final = 64
 SINGLE_ROWS: Final = 8  # up to so many rows, each has programs of its own
-FEW_ROWS: Final = 512  # up to so many, tiles have 16 rows, else 64
+TILE_ELEMENTS: Final = 8192  # of A or B that a program loads at once
+MIN_SIZE, MAX_SINGLE_SIZE, MAX_TILED_SIZE = 32, 512, 128  # of a pass, and of columns
 
 
 class LoraTune(NamedTuple):
@@ -27,18 +26,32 @@ class LoraTune(NamedTuple):
     stages: int
 
 
-def tune_of(rows: int, groups: int, parts: int, inputs: int, lanes: int) -> LoraTune:
-    """Returns the constants for `rows` of up to `groups` adapters, of a matrix with
-    `parts` A's of `inputs`; `lanes` is the rank that slots have room for, as a power of
-    two.
+class Rows(NamedTuple):
+    """What depends on the number of rows."""
+
+    most: float
+    tile: int
+    splits: int
+
+
+ROWS: Final = (
+    Rows(SINGLE_ROWS, 1, 16),
+    Rows(64, 16, 8),
+    Rows(512, 16, 4),
+    Rows(float("inf"), 64, 1),
+)
+BOUNDS: Final = frozenset(int(entry.most) for entry in ROWS[:-1])
+
+
+def tune_of(rows: int, inputs: int, lanes: int) -> LoraTune:
+    """Returns the constants for `rows` of a matrix with `inputs`; `lanes` is the rank
+    that slots have room for, as a power of two.
     """
-    tile = 1 if rows <= SINGLE_ROWS else 16 if rows <= FEW_ROWS else 64
-    programs = parts * max_tiles(rows, groups, tile)
-    depth = max(32, min(512 if tile == 1 else 128, TILE_ELEMENTS // lanes))
-    passes = -(-inputs // depth)
-    splits = max(1, min(MAX_SPLITS, passes, -(-PROGRAMS // programs)))
-    columns = max(MIN_COLUMNS, min(512 if tile == 1 else 128, TILE_ELEMENTS // lanes))
-    return LoraTune(tile, splits, depth, columns, warps=4, stages=2)
+    entry = next(entry for entry in ROWS if rows <= entry.most)
+    largest = MAX_SINGLE_SIZE if entry.tile == 1 else MAX_TILED_SIZE
+    size = max(MIN_SIZE, min(largest, TILE_ELEMENTS // lanes))
+    splits = min(entry.splits, -(-inputs // size))
+    return LoraTune(entry.tile, splits, size, size, warps=4, stages=2)
 
 
 def max_tiles(rows: int, groups: int, tile: int) -> int:

@@ -6,7 +6,8 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from minfer.kernels.leaves import AdapterSlots
+from minfer.kernels.leaves import AdapterSlots, Norm
+from minfer.kernels.plain import normalise
 
 
 @define(eq=False)
@@ -23,11 +24,16 @@ class AdapterTokens:
 
 
 def add_lora(
-    out: Tensor, x: Tensor, adapters: AdapterSlots, tokens: AdapterTokens
+    out: Tensor,
+    x: Tensor,
+    adapters: AdapterSlots,
+    tokens: AdapterTokens,
+    norm: Norm | None = None,
 ) -> None:
-    """Add x @ A.T @ B.T of each token's adapter to `out` [tokens, outputs], in place; x
-    [tokens, inputs].
+    """Add normalise(x) @ A.T @ B.T of each token's adapter to `out` [tokens, outputs], in
+    place; x [tokens, inputs]; without a norm, of rows as they are.
     """
+    x = x if norm is None else normalise(x, norm)
     add_to_rows(out, x, adapters, tokens.slots)
 
 

@@ -12,7 +12,7 @@ from triton.runtime.jit import JITFunction
 
 from minfer import kernels
 from minfer.kernels import experts, lora
-from minfer.kernels.leaves import AdapterSlots, ChosenExperts, Experts, Linear
+from minfer.kernels.leaves import AdapterSlots, ChosenExperts, Experts, Linear, Norm
 from minfer.kernels.plain_lora import AdapterTokens
 
 from .compiles import HOPPER, compiled, half
@@ -43,6 +43,9 @@ def main(skip_slow: bool) -> None:
             tokens = AdapterTokens(torch.zeros(rows, dtype=torch.int32))
             of_qkv = slots(rank, HIDDEN, PARTS)
             lora.add_lora(half(rows, sum(PARTS)), half(rows, HIDDEN), of_qkv, tokens)
+            norm = Norm(half(HIDDEN), 1e-6)
+            x = half(rows, HIDDEN)
+            lora.add_lora(half(rows, sum(PARTS)), x, of_qkv, tokens, norm)
     for count in (1, 32):
         mixture(count)
 

@@ -15,7 +15,7 @@ from minfer.kernels.experts_tunes import (
     GroupedTune,
     ManyTokensTune,
 )
-from minfer.kernels.leaves import AdapterSlots, ChosenExperts, Experts, Linear
+from minfer.kernels.leaves import AdapterSlots, ChosenExperts, Experts, Linear, Norm
 from minfer.kernels.lora_tunes import LoraTune, max_tiles, tune_of
 from minfer.kernels.plain_lora import AdapterTokens
 from tests.circles import long
@@ -103,9 +103,23 @@ def test_products_are_added(case: Case, tune: LoraTune) -> None:
     expected = out.float()
     plain_lora.add_to_rows(expected, x, adapters, tokens.slots)
     without = out[tokens.slots < 0].clone()
-    lora.add_lora(out, x, adapters, tokens, tune)
+    lora.add_lora(out, x, adapters, tokens, None, tune)
     torch.testing.assert_close(out.float(), expected, rtol=LIMIT, atol=10 * LIMIT)
     assert torch.equal(out[tokens.slots < 0], without)
+
+
+@pytest.mark.parametrize("tune", TUNES.values(), ids=TUNES)
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_rows_are_normalised(kind: str, tune: LoraTune) -> None:
+    case = FEW
+    adapters, x = slots_of(case), random(case.rows, case.inputs) * 3
+    bias = random(case.inputs) if kind == "layer" else None
+    norm = Norm(random(case.inputs), 1e-2, bias, centered=kind == "layer")
+    tokens = AdapterTokens(token_slots(case.rows, len(case.ranks)))
+    expected = (out := random(case.rows, sum(case.parts))).float()
+    plain_lora.add_lora(expected, x, adapters, tokens, norm)
+    lora.add_lora(out, x, adapters, tokens, norm, tune)
+    torch.testing.assert_close(out.float(), expected, rtol=LIMIT, atol=10 * LIMIT)
 
 
 def test_chosen_constants_are_those_of_sizes() -> None:
@@ -121,8 +135,8 @@ def test_chosen_constants_are_those_of_sizes() -> None:
 @pytest.mark.parametrize("rows", [1, 8, 9, 32, 256, 8192])
 @pytest.mark.parametrize("lanes", [16, 64, 256])
 def test_constants_fit_their_kernels(rows: int, lanes: int) -> None:
-    for parts, inputs in ((3, 4096), (1, 18_944), (2, 768)):
-        tune = tune_of(rows, 32, parts, inputs, lanes)
+    for inputs in (4096, 18_944, 768):
+        tune = tune_of(rows, inputs, lanes)
         assert (tune.splits - 1) * tune.depth < inputs
         assert tune.tile in (1, 16, 64)
         assert tune.depth >= 16 <= tune.columns

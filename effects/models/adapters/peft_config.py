@@ -37,19 +37,16 @@ IGNORED: Final = frozenset(
         "fan_in_fan_out",
         "inference_mode",
         "init_lora_weights",
-        "kasa_config",
         "loftq_config",
         "lora_dropout",
         "lora_ga_config",
         "megatron_config",
         "megatron_core",
-        "monteclora_config",
         "peft_version",
         "qalora_group_size",
         "revision",
         "runtime_config",
         "task_type",
-        "velora_config",
     ]
 )
 READ: Final = frozenset(
@@ -78,6 +75,7 @@ REASONS: Final[Mapping[str, str]] = {
     "trainable_token_indices": "new embeddings of tokens are not supported",
     "layer_replication": "copies of layers are not supported",
     "alora_invocation_tokens": "activated LoRA is not supported",
+    "kasa_config": "a diagonal between the low-rank matrices (KaSA) is not supported",
 }
 
 

@@ -38,9 +38,8 @@ def norm_linear(
     """
     if norm is None:
         return linear(x, leaf, context)
-    if changes(context, leaf):
-        return linear(normalise(x, norm), leaf, context)
     product: Tensor = _kernels(leaf, on_gpu=context.on_gpu).norm_linear(x, norm, leaf)
+    _add_adapters(product, x, leaf, context, norm)
     return product
 
 
@@ -61,12 +60,16 @@ def changes(context: ProductContext, *leaves: Linear) -> bool:
 
 
 def _add_adapters(
-    product: "Tensor", x: "Tensor", leaf: Linear, context: ProductContext
+    product: "Tensor",
+    x: "Tensor",
+    leaf: Linear,
+    context: ProductContext,
+    norm: Norm | None = None,
 ) -> None:
-    """Add what the rows' adapters add to a product with rows `x`."""
+    """Add what the rows' adapters add to a product with rows `x`, or normalised ones."""
     if context.adapters is not None and leaf.adapters is not None:
         module = _module("lora" if context.on_gpu else "plain_lora")
-        module.add_lora(product, x, leaf.adapters, context.adapters)
+        module.add_lora(product, x, leaf.adapters, context.adapters, norm)
 
 
 def feed(

@@ -68,6 +68,7 @@ def refusal(folder: Path, spec: ModelSpec = SPEC, max_rank: int = 16) -> str:
         ({"alora_invocation_tokens": [1]}, "activated LoRA"),
         ({"layer_replication": [[0, 1]]}, "copies of layers"),
         ({"new_in_peft": 3}, "new_in_peft is 3"),
+        ({"kasa_config": {"beta": 1}}, "KaSA"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
         ({"r": 0}, "r must be a positive integer, found 0"),
         ({"r": True}, "r must be"),
