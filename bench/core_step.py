@@ -6,7 +6,8 @@ block ends spread over the steps and all at the same step; the same for 256 sequ
 model with two groups of layers, seven pages a block; and that neither context length nor
 a pool full of idle cached blocks makes a turn dearer (two engines take turns, so that the
 machine's noise hits both). 256 sequences of a model with recurrent layers, whose states
-are saved and kept, take turns with those of one without. A steady decode with a host
+are saved and kept, take turns with those of one without; 256 that have 32 adapters, with
+256 that have none. A steady decode with a host
 tier, in which all is stored, takes turns with one without, at several lengths of context:
 there a turn's cost is the mean, as few of them store. Results are fed back as an executor
 would at depth 2; making them up is not timed. Times are the processor's: the core waits
@@ -75,7 +76,8 @@ class Load:
     `aligned`: block ends come at the same step. `shared`: prompts are one document, all
     but the last block. `idle_blocks` cached blocks of requests that have ended are there
     from the start. `groups` are those of the model's layers. `host`: with host memory,
-    which has room for all blocks; a transfer ends before the next turn.
+    which has room for all blocks; a transfer ends before the next turn. `adapters`: how
+    many adapters the requests have in turn, all of them on the device.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Load:
         block_size: int = BLOCK,
         groups: tuple[CacheGroup, ...] = (CacheGroup(),),
         host: bool = False,
+        adapters: int = 0,
     ) -> None:
         per_seq = (context + (512 if churn else MAX_OUTPUT_TOKENS)) // block_size + 2
         config = EngineConfig(
@@ -101,13 +104,14 @@ class Load:
             max_num_seqs=running,
             max_num_batched_tokens=max(8192, running + context),
             vocab_size=VOCAB,
+            adapter_slots=adapters,
         )
         if host:
             tier = HostTier(
                 pages=config.num_blocks, page_seconds=COST.decode[0][1] / 1000
             )
             config = evolve(config, host=tier)
-        self.block_size = block_size
+        self.block_size, self.adapters = block_size, adapters
         self.running, self.churn, self.rng, self.made = (
             running,
             churn,
@@ -158,14 +162,17 @@ class Load:
         self.made += 1
         length = self.rng.choice(self.lengths) - len(self.document)
         prompt = self.document + self.tokens(length)
+        adapter = f"{self.made % self.adapters:02x}" if self.adapters else ""
+        root = adapter.encode()
         return Request(
             id=str(self.made),
             prompt=prompt,
             stop_ids=frozenset((0,)),
             max_tokens=self.rng.randint(1, 499) if self.churn else MAX_OUTPUT_TOKENS,
-            keys=block_keys(
-                b"", prompt, self.block_size
-            ),  # the edge's work, not the engine's
+            adapter=adapter,
+            root=root,
+            # the edge's work, not the engine's
+            keys=block_keys(root, prompt, self.block_size),
         )
 
     def next(self) -> Request:
@@ -358,6 +365,17 @@ def with_states(turns: int) -> list[dict[str, Any]]:
     return pairs
 
 
+def with_adapters(turns: int) -> list[dict[str, Any]]:
+    """A turn of requests without adapters, and one with 32 that are on the device."""
+    pairs = list[dict[str, Any]]()
+    for churn in (False, True):
+        with paused_collector():
+            loads = [Load(256, churn=churn, adapters=count) for count in (0, 32)]
+            pairs.append(paired("32 adapters", loads, turns))
+        show(pairs[-1])
+    return pairs
+
+
 def tier_ratios(turns: int) -> list[dict[str, Any]]:
     """What host memory under the pool adds to a turn."""
     tiers = list[dict[str, Any]]()
@@ -372,6 +390,7 @@ PARTS = {
     "table": sizes_table,
     "pairs": context_ratios,
     "states": with_states,
+    "adapters": with_adapters,
     "host_tier": tier_ratios,
 }
 

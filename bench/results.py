@@ -36,6 +36,7 @@ PACKAGES = (
     "attrs",
     "immutables",
     "llguidance",
+    "peft",
     "flash-attn-4",
     "quack-kernels",
     "nvidia-cutlass-dsl",

@@ -71,7 +71,9 @@ from minfer.kernels.experts_tunes import (
     tune_of,
 )
 from minfer.kernels.leaves import UNGATED, Activation, ChosenExperts, Experts, Linear
+from minfer.kernels.lora import ExpertAdapters
 from minfer.kernels.pdl import arrivals, early
+from minfer.kernels.plain_lora import AdapterTokens
 from minfer.kernels.quantized_kernels import round_groups
 
 CHUNK: Final = 1024  # pairs of a program that groups them
@@ -86,22 +88,27 @@ def add_experts(
     experts: Experts,
     choice: ChosenExperts,
     tune: ExpertsTune | None = None,
+    adapters: AdapterTokens | None = None,
 ) -> None:
     """Add to `residual` the weighted sum of each token's experts of `x`, as
     `plain_experts.add_experts`; both [tokens, hidden], rows contiguous. A token's ids
     are distinct, or -1. Call it before a CUDA graph captures it. tune: constants instead
-    of the tables' (experts_tunes.py).
+    of the tables' (experts_tunes.py). adapters: of the tokens.
     """
     tokens, top_k = choice.ids.shape
     if not tokens or not _fits(residual, x, experts):
-        plain_experts.add_experts(residual, x, experts, choice)
+        plain_experts.add_experts(residual, x, experts, choice, adapters)
         return
-    wide = x.element_size() > 2
-    tune = tune or tune_of(tokens, top_k, experts, is_float32=wide)
+    wide, of_pairs = x.element_size() > 2, None
+    if adapters is not None:  # what they multiply is not rounded
+        of_pairs = ExpertAdapters(adapters, choice)
+    tune = tune or tune_of(
+        tokens, top_k, experts, is_float32=wide, rounds=adapters is None
+    )
     if isinstance(tune, FewTokensTune):
-        _launch_few_tokens(residual, x, experts, choice, tune)
+        _launch_few_tokens(residual, x, experts, choice, tune, of_pairs)
     else:
-        _launch_grouped(residual, x, experts, choice, tune)
+        _launch_grouped(residual, x, experts, choice, tune, of_pairs)
 
 
 def experts_hit(choice: ChosenExperts) -> Tensor:
@@ -156,6 +163,7 @@ def _launch_few_tokens(
     experts: Experts,
     choice: ChosenExperts,
     tune: FewTokensTune,
+    adapters: ExpertAdapters | None,
 ) -> None:
     tokens, top_k = choice.ids.shape
     hidden, inter = _hidden_and_inner(experts)
@@ -172,6 +180,7 @@ def _launch_few_tokens(
         out=inner,
         ids=choice.ids,
         weights=of_inputs,
+        added=_added(adapters, x, experts.gate_up, tokens * top_k),
         top_k=top_k,
         columns=inter,
         size=hidden,
@@ -204,6 +213,9 @@ def _launch_few_tokens(
         num_warps=down_tune.warps,
         launch_pdl=early(x),
     )
+    pair_outputs = _added(adapters, inner, experts.down, tokens * top_k)
+    if pair_outputs is not None:
+        _combine(residual, pair_outputs, choice.ids, of_outputs)
 
 
 def _launch_grouped(
@@ -212,6 +224,7 @@ def _launch_grouped(
     experts: Experts,
     choice: ChosenExperts,
     tune: ManyTokensTune,
+    adapters: ExpertAdapters | None,
 ) -> None:
     tokens, top_k = choice.ids.shape
     hidden, inter = _hidden_and_inner(experts)
@@ -235,21 +248,45 @@ def _launch_grouped(
         inner,
         tune.gate_up,
         of_inputs,
+        _added(adapters, x, experts.gate_up, tokens * top_k),
     )
     pair_outputs = x.new_empty(tokens * top_k, hidden)
     down_outputs = Rows(pair_outputs)
     tiles.product(inner, 1, experts.down, None, down_outputs, tune.down, None)
+    if adapters is not None and experts.down.adapters is not None:
+        adapters.add(pair_outputs, inner.numbers, experts.down.adapters)
+    _combine(residual, pair_outputs, choice.ids, of_outputs)
+
+
+def _added(
+    adapters: ExpertAdapters | None, x: Tensor, matrix: Linear, pairs: int
+) -> Tensor | None:
+    """Returns what adapters add to the products of pairs [pairs, outputs]; None:
+    nothing.
+    """
+    if adapters is None or matrix.adapters is None:
+        return None
+    added = x.new_zeros(pairs, sum(matrix.adapters.parts))
+    adapters.add(added, x, matrix.adapters)
+    return added
+
+
+def _combine(
+    residual: Tensor, pair_outputs: Tensor, ids: Tensor, weights: Tensor | None
+) -> None:
+    """Add the weighed sum of each token's pairs [pairs, hidden] to the residual."""
+    (tokens, top_k), hidden = ids.shape, pair_outputs.shape[1]
     combine[tokens, triton.cdiv(hidden, COMBINE_TILE)](
         pair_outputs=pair_outputs,
         residual=residual,
         residual_stride=residual.stride(0),
-        ids=choice.ids,
-        weights=of_outputs,
+        ids=ids,
+        weights=weights,
         size=hidden,
         top_k=top_k,
         tile=COMBINE_TILE,
         num_warps=COMBINE_WARPS,
-        launch_pdl=early(x),
+        launch_pdl=early(residual),
     )
 
 
@@ -297,9 +334,10 @@ class _Tiles:
         out: Rows,
         tune: GroupedTune,
         weights: Tensor | None,
+        added: Tensor | None = None,
     ) -> None:
         """Multiply row pair // `top_k` of x with its expert's matrix, and, if there are
-        weights, with the pair's, to `out` [pairs, columns].
+        weights, with the pair's, to `out` [pairs, columns]. `added`: what adapters add.
         """
         columns = out.numbers.shape[1]
         grouped[self.max_tiles * triton.cdiv(columns, tune.columns),](
@@ -313,6 +351,7 @@ class _Tiles:
             out=out.numbers,
             out_scales=out.scales,
             weights=weights,
+            added=added,
             lists=self.lists,
             tiles=self.tiles,
             tokens=self.tokens,

@@ -33,6 +33,7 @@ def few_gate_up(
     out,
     ids,
     weights,
+    added,
     top_k: tl.constexpr,
     columns: tl.constexpr,
     size: tl.constexpr,
@@ -44,7 +45,8 @@ def few_gate_up(
     stages: tl.constexpr,
 ):
     """Grid [pairs, tiles of columns]: out [pairs, columns], activated. Without gates,
-    what is activated is in their place.
+    what is activated is in their place. `added` [pairs, (1 + gated) * columns]: what
+    adapters add to the products.
     """
     follow_first()
     pair = tl.program_id(0).to(tl.int64)
@@ -73,6 +75,11 @@ def few_gate_up(
                 up = add_lanes(up, v, y)
         gate = tl.sum(gate, 1)
         up = tl.sum(up, 1)
+        if added is not None:
+            place = added + pair * (1 + gated) * columns + tl.minimum(column, columns - 1)
+            gate += tl.load(place).to(tl.float32)
+            if gated:
+                up += tl.load(place + columns).to(tl.float32)
         if weights is not None:
             share = tl.load(weights + pair)
             gate *= share
@@ -250,6 +257,7 @@ def grouped(
     out,
     out_scales,
     weights,
+    added,
     lists,
     tiles,
     tokens,
@@ -271,7 +279,8 @@ def grouped(
     """Grid [tiles of rows * tiles of columns]: out [pairs, columns], of row pair // top_k
     of x. With activation: gates and what they multiply, if it is gated, or what is
     activated. Without: one matrix an expert, whose first weights are prefetched while the
-    kernel before, of the gates, runs.
+    kernel before, of the gates, runs. `added` [pairs, lines of an expert]: what adapters
+    add to the products.
 
     x_scales [rows, groups]: x is in 8 bits, as weights are. out_scales [pairs, tiles of
     columns]: what is stored is rounded to 8 bits, of which `largest` is the largest.
@@ -319,6 +328,12 @@ def grouped(
         )
         if scales is not None and scaled == 0:
             acc *= tl.load(scales + line)[None, :]
+        if added is not None:
+            width: tl.constexpr = lines_per_column * columns
+            own_line = line - expert * width
+            place = pair.to(tl.int64)[:, None] * width + own_line[None, :]
+            more = tl.load(added + place, mask=row_mask[:, None], other=0.0)
+            acc += more.to(tl.float32)
         if weights is not None:
             acc *= tl.load(weights + pair, mask=row_mask, other=0.0)[:, None]
         if bias is not None:

@@ -180,10 +180,15 @@ def grouped_from(top_k: int, experts: int) -> int:
 
 
 def tune_of(
-    tokens: int, top_k: int, experts: Experts, *, is_float32: bool = False
+    tokens: int,
+    top_k: int,
+    experts: Experts,
+    *,
+    is_float32: bool = False,
+    rounds: bool = True,
 ) -> ExpertsTune:
     """The constants for `tokens` tokens, of `top_k` experts each. is_float32: activations
-    are.
+    are. rounds: they may be rounded.
     """
     down = experts.down
     mean = tokens * top_k / len(down.weight)
@@ -196,7 +201,7 @@ def tune_of(
     if is_float32 or down.weight.element_size() > 2:
         return FLOAT32_TUNE
     table = GROUPED_TABLE if down.scheme.is_plain else QUANTIZED_GROUPED_TABLE
-    if _rounds_activations(down):
+    if rounds and _rounds_activations(down):
         table = ROUNDED_GROUPED_TABLE
     return next(row.tune for row in table if mean <= row.mean)
 

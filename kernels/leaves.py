@@ -224,6 +224,27 @@ class Packed(Protocol):
 
 
 @frozen(eq=False, kw_only=True)
+class AdapterSlots:
+    """Low-rank additions to a matrix, B @ A of an adapter in each slot (lora.py).
+
+    Each of the matrices that are fused in one has its own A, and B is all of theirs, one
+    beside the other. Of experts, the tensors have a dimension of them behind the slots.
+    What is behind an adapter's rank is not read, and may be anything.
+    """
+
+    lora_a: "Tensor"  # [slots, parts * rank, inputs]
+    lora_b: "Tensor"  # [slots, rank, outputs], with the adapter's factor
+    # [slots, parts] int32; 0: the adapter does not change the matrix
+    ranks: "Tensor"
+    parts: tuple[int, ...]  # outputs of each matrix that has an A of its own
+
+    @property
+    def rank(self) -> int:
+        """The largest rank that a slot has room for."""
+        return int(self.lora_b.shape[-2])
+
+
+@frozen(eq=False, kw_only=True)
 class Linear:
     """A matrix, or several fused ones, that activations are multiplied with.
 
@@ -241,6 +262,7 @@ class Linear:
     parts: tuple[int, ...]  # outputs of each matrix fused in it
     # What multiplies instead, of experts one each: `weight` has its shape, but no data.
     packed: "Packed | tuple[Packed, ...] | None" = None
+    adapters: AdapterSlots | None = None  # None: no adapter can change it
 
     @property
     def inputs(self) -> int:
@@ -279,6 +301,7 @@ class Linear:
             factors=factors,
             parts=fused_outputs,
             packed=packed,
+            adapters=None,
         )
 
     def pieces(self) -> "Iterator[Linear]":

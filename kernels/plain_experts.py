@@ -10,6 +10,7 @@ from torch import Tensor
 from minfer.kernels import plain, quantized
 from minfer.kernels.leaves import ChosenExperts, ExpertRouter, Experts, Linear
 from minfer.kernels.plain import gated_mul
+from minfer.kernels.plain_lora import AdapterTokens, add_to_rows
 
 
 def route(x: Tensor, router: ExpertRouter, real: Tensor | None = None) -> ChosenExperts:
@@ -52,11 +53,16 @@ def _best_ids(scores: Tensor, count: int) -> Tensor:
 
 
 def add_experts(
-    residual: Tensor, x: Tensor, experts: Experts, choice: ChosenExperts
+    residual: Tensor,
+    x: Tensor,
+    experts: Experts,
+    choice: ChosenExperts,
+    adapters: AdapterTokens | None = None,
 ) -> None:
     """Add to `residual` [tokens, hidden] the weighted sum of each token's experts of `x`
     [tokens, hidden]: two products for each expert that is hit, of the tokens that chose
-    it; all else is done for all pairs of token and expert at once.
+    it; all else is done for all pairs of token and expert at once. `adapters` of the
+    tokens add to the products of their experts.
     """
     chosen, order = choice.ids.flatten().sort(stable=True)
     ids = chosen.tolist()
@@ -69,8 +75,10 @@ def add_experts(
     inputs, weights = x.index_select(0, tokens), choice.weights.flatten()[order, None]
     if experts.weighs_inputs:
         inputs.mul_(weights.to(inputs.dtype))
-    inner = gated_mul(_products(inputs, experts.gate_up, hit), experts.activation)
-    outputs = _products(inner, experts.down, hit).float()
+    pair_slots = None if adapters is None else adapters.slots[tokens]
+    gates = _products(inputs, experts.gate_up, hit, pair_slots)
+    inner = gated_mul(gates, experts.activation)
+    outputs = _products(inner, experts.down, hit, pair_slots).float()
     if not experts.weighs_inputs:
         outputs.mul_(weights)
     total = torch.zeros_like(residual, dtype=torch.float32)
@@ -80,9 +88,15 @@ def add_experts(
 prepare = quantized.prepare  # of experts' matrices, each by itself
 
 
-def _products(x: Tensor, matrices: Linear, hit: list[tuple[int, int]]) -> Tensor:
+def _products(
+    x: Tensor,
+    matrices: Linear,
+    hit: list[tuple[int, int]],
+    slots: Tensor | None = None,
+) -> Tensor:
     """Returns the products of rows [pairs, inputs] with their experts' matrices. `hit`
-    has each expert and the number of its pairs, in the order of the rows.
+    has each expert and the number of its pairs, in the order of the rows; `slots`
+    [pairs]: the rows' adapters.
     """
     product = plain.linear if matrices.scheme.is_plain else quantized.linear
     rows_by_expert = x.split_with_sizes([count for _, count in hit])
@@ -90,4 +104,9 @@ def _products(x: Tensor, matrices: Linear, hit: list[tuple[int, int]]) -> Tensor
         product(expert_rows, matrices.select(expert))
         for (expert, _), expert_rows in zip(hit, rows_by_expert, strict=True)
     ]
-    return torch.cat(products)
+    product_rows = torch.cat(products)
+    if slots is not None and matrices.adapters is not None:
+        ids, counts = x.new_tensor(hit, dtype=torch.int64).unbind(1)
+        pair_experts = torch.repeat_interleave(ids, counts).to(slots.dtype)
+        add_to_rows(product_rows, x, matrices.adapters, slots, pair_experts)
+    return product_rows

@@ -17,6 +17,7 @@ from minfer.values.checks import ConfigError
 from minfer.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from minfer.effects.live.adapters.lora_request import LoRARequest as LoRARequest
     from minfer.effects.live.async_llm import AsyncLLM as AsyncLLM
     from minfer.effects.live.async_llm import AsyncLLM as AsyncLLMEngine
     from minfer.effects.live.beams.beam_search import BeamSearchOutput as BeamSearchOutput
@@ -56,6 +57,7 @@ _LAZY = {
     "EngineDeadError": "live.errors",
     "FlexibleArgumentParser": "setup.flexible_parser",
     "LLM": "live.llm",
+    "LoRARequest": "live.adapters.lora_request",
     "OverloadedError": "live.errors",
     "PoolingParams": "live.pooling_params",
     "RequestError": "live.errors",
@@ -86,6 +88,7 @@ __all__ = [
     "EngineConfig",
     "EngineDeadError",
     "FlexibleArgumentParser",
+    "LoRARequest",
     "OverloadedError",
     "ParameterError",
     "PoolingParams",

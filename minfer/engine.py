@@ -16,6 +16,7 @@ changes.
 from itertools import groupby
 from typing import Final
 
+from minfer.lifecycle.adapters import apply_adapter_event
 from minfer.lifecycle.arrive import submit_requests
 from minfer.lifecycle.pausing import apply_pauses
 from minfer.lifecycle.stop import stop_samples
@@ -24,7 +25,10 @@ from minfer.planning.schedule import schedule
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     EVENTS,
+    AdapterFailed,
+    AdapterLoaded,
     Cancel,
+    DropAdapter,
     Event,
     Executed,
     Failed,
@@ -114,3 +118,5 @@ def _fold(config: EngineConfig, state: EngineState, events: list[Event]) -> Tran
         case Propose():
             proposals = [event for event in events if isinstance(event, Propose)]
             return keep_proposals(config, state, proposals)
+        case AdapterLoaded() | AdapterFailed() | DropAdapter() as event:
+            return apply_adapter_event(config, state, event)

@@ -79,6 +79,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         _address_options,
         _conversation_options,
         _key_options,
+        _adapter_options,
         _bound_options,
         _time_options,
         _process_options,
@@ -328,8 +329,8 @@ def _key_options(add: Callable[..., Any]) -> None:
     add(
         "--api-keys-file",
         metavar="FILE",
-        help="JSON or TOML with more keys: name, key and, where wanted, priority, tenant "
-        "and admin of each",
+        help="JSON or TOML with more keys: name, key and, where wanted, priority, "
+        "tenant, admin and adapters of each",
     )
     add(
         "--cache-secret",
@@ -338,6 +339,44 @@ def _key_options(add: Callable[..., Any]) -> None:
         help="what keeps the prefix caches of tenants apart, and encrypts reasoning that "
         "clients of /v1/responses keep; the same for all servers of a deployment "
         "(default: the environment's MINFER_CACHE_SECRET, or else random)",
+    )
+
+
+def _adapter_options(add: Callable[..., Any]) -> None:
+    """Add where adapters come from; those of an engine say how many, and how large."""
+    add(
+        "--lora-modules",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=PATH",
+        help="adapters to start with, by the names under which clients request them; "
+        "PATH is a folder in PEFT's form, or its name on the hub; also vLLM's JSON "
+        "objects with name, path and base_model_name",
+    )
+    add(
+        "--lora-folders",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="DIR",
+        help="let requests name adapters that are folders below these: DIR/NAME is "
+        "loaded on first use (default: none)",
+    )
+    add(
+        "--lora-hub",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=ORG/REPOSITORY@REVISION",
+        help="let requests name these adapters of the hub, which are downloaded on first "
+        "use (default: none)",
+    )
+    add(
+        "--allow-runtime-lora-updating",
+        action="store_true",
+        help="let keys with admin = true load adapters of these folders and names, and "
+        "unload any, at /v1/load_lora_adapter and /v1/unload_lora_adapter",
     )
 
 

@@ -40,6 +40,7 @@ _COLUMNS: Final = {  # titles, and the names of what is below them
     "waiting": "waiting",
     "KV cache": "kv_cache_usage",
 }
+_ADAPTER_COUNTS: Final = ("named", "running", "waiting", "slots")
 _NUMBERS: Final = ("running", "waiting", "KV cache")  # columns that are aligned right
 
 
@@ -222,6 +223,10 @@ def _lines(base: str, status: Mapping[str, Any]) -> Iterator[str]:
     if "running" in status:
         waiting = _cell(status.get("waiting"))
         yield f"{_word(status['running'])} running, {waiting} waiting"
+    if isinstance(adapters := status.get("adapters"), dict):
+        cells = [_cell(adapters.get(name)) for name in _ADAPTER_COUNTS]
+        pairs = zip(cells, _ADAPTER_COUNTS, strict=True)
+        yield f"adapters: {', '.join(f'{cell} {name}' for cell, name in pairs)}"
     replicas = status.get("replicas")
     if isinstance(replicas, list) and replicas:
         yield from _table(replica for replica in replicas if isinstance(replica, dict))

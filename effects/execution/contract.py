@@ -3,7 +3,16 @@
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from minfer.records.messages import Executed, Failed, Lost, Moved, TransferCommand
+from minfer.records.messages import (
+    AdapterFailed,
+    AdapterLoaded,
+    Executed,
+    Failed,
+    LoadAdapter,
+    Lost,
+    Moved,
+    TransferCommand,
+)
 from minfer.records.plan import NewRow, Plan, SampleDeferred
 
 if TYPE_CHECKING:  # not loaded by code that only plans
@@ -84,6 +93,38 @@ class Executor(Protocol):
     def close(self) -> None:
         """Release memory and devices; no call may follow."""
         ...
+
+
+@runtime_checkable
+class AdapterExecutor(Protocol):
+    """An executor that has adapters, in host memory and in the slots of its device."""
+
+    def add_adapter(self, digest: bytes, folder: str) -> None:
+        """Read an adapter into host memory, unless it is there. From any thread; the
+        folder is not read later. Raises CheckpointError.
+        """
+        ...
+
+    def remove_adapter(self, digest: bytes) -> None:
+        """Free the host memory of an adapter; what is in a slot stays."""
+        ...
+
+    def load_adapter(
+        self,
+        command: LoadAdapter,
+        report: Callable[[AdapterLoaded | AdapterFailed], None],
+    ) -> None:
+        """Begin to copy an adapter from host memory to a slot; `report` is called at its
+        end, from any thread.
+        """
+        ...
+
+
+def adapter_executor(executor: Executor) -> AdapterExecutor:
+    """Returns an executor as one that has adapters. Raises ExecutorError for another."""
+    if not isinstance(executor, AdapterExecutor):
+        raise ExecutorError("this executor has no adapters")
+    return executor
 
 
 class OtherRanks(Protocol):

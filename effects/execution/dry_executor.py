@@ -57,6 +57,12 @@ class DryExecutor(Oracle):
         """Queue the plan, without states to save: there is no memory."""
         super().launch(evolve(plan, saves=()) if plan.saves else plan)
 
+    def add_adapter(self, digest: bytes, folder: str) -> None:
+        """Do nothing: adapters change made-up text as little as weights do."""
+
+    def remove_adapter(self, digest: bytes) -> None:
+        """Do nothing."""
+
     def token(self, sampling: RowSampling, prompt: int, position: int) -> int:
         """Returns the token at a position, which must be behind the `prompt` tokens of
         the prompt.

@@ -7,7 +7,7 @@ engine. So does the end of the connection: rank 0 has ended.
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from attrs import define, field
 
 from minfer.effects.execution.ranks.items import (
+    AddAdapter,
     Capture,
     Close,
     Collect,
@@ -23,6 +24,8 @@ from minfer.effects.execution.ranks.items import (
     Fetch,
     Item,
     Launch,
+    LoadOnRank,
+    RemoveAdapter,
     Replay,
     Sample,
     Store,
@@ -41,10 +44,15 @@ from minfer.effects.execution.ranks.rank_messages import (
     TransferEnded,
     read_settings,
 )
-from minfer.effects.execution.ranks.worker_group import HEARTBEAT_SECONDS
+from minfer.effects.execution.ranks.worker_group import HEARTBEAT_SECONDS, as_transfer
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.net.framing import PeerError, Socket, framed, read_frame
-from minfer.records.messages import Failed, Lost, Moved
+from minfer.records.messages import (
+    Failed,
+    LoadAdapter,
+    Lost,
+    Moved,
+)
 
 
 @define(eq=False)
@@ -128,8 +136,12 @@ def run_rank_loop(executor: TorchExecutor, leader: Leader) -> None:
     leader.send(Ready())
     failed: Failed | None = None
     while not isinstance(item := items.next(), Close):
-        if isinstance(item, Want):  # sent by another thread, so between any two others
+        # Sent by other threads, so between any two others:
+        if isinstance(item, Want):
             executor.want(item.keys, item.engine)
+            continue
+        if isinstance(item, AddAdapter | RemoveAdapter | LoadOnRank):
+            _apply_adapter_item(executor, item, report)
             continue
         if failed is not None and not isinstance(item, Discard):
             raise RuntimeError(f"step {failed.step} failed on this rank: {failed.error}")
@@ -144,6 +156,29 @@ def run_rank_loop(executor: TorchExecutor, leader: Leader) -> None:
                 _apply_plan_item(executor, item)
             case DummyStep() | Capture() | Replay():
                 _apply_step_item(executor, item)
+
+
+def _apply_adapter_item(
+    executor: TorchExecutor,
+    item: AddAdapter | RemoveAdapter | LoadOnRank,
+    report: Callable[[Moved | Lost], None],
+) -> None:
+    """Do what rank 0 does with an adapter. Raises ValueError for a rank without any."""
+    if (adapters := executor.adapters) is None:
+        raise ValueError("rank 0 has adapters, and this rank has no slots of them")
+    match item:
+        case AddAdapter(number, digest, folder):
+            adapters.begin_adding(
+                digest,
+                folder,
+                lambda error: report(Lost(number, error) if error else Moved(number)),
+            )
+        case RemoveAdapter(digest):
+            adapters.remove(digest)
+        case LoadOnRank(number, adapter, slot):
+            adapters.load(
+                LoadAdapter(adapter, slot), lambda end: report(as_transfer(number, end))
+            )
 
 
 def _apply_plan_item(executor: TorchExecutor, item: Launch | Sample | Discard) -> None:

@@ -25,15 +25,23 @@ from minfer.effects.execution.device.threads import is_for_one_thread, use_one_t
 from minfer.effects.execution.open_backend import open_backend
 from minfer.effects.execution.packing.verified import check_speculation
 from minfer.effects.execution.ranks.items import (
+    AddAdapter,
     Close,
     Collect,
     Discard,
     Item,
     Launch,
+    LoadOnRank,
+    RemoveAdapter,
     Sample,
     transfer_item,
 )
 from minfer.effects.execution.ranks.worker_group import RankError, WorkerGroup
+from minfer.effects.execution.running.adapter_loader import (
+    AdapterLoader,
+    AdapterRoom,
+    ReportLoad,
+)
 from minfer.effects.execution.running.background import Background
 from minfer.effects.execution.running.deferred_sampling import Bits, with_masks
 from minfer.effects.execution.running.draft_model import LoadedDraft
@@ -47,6 +55,7 @@ from minfer.effects.execution.tiers.transfer_thread import ReportEnd
 from minfer.effects.execution.warming.dummy_runner import DummyRunner
 from minfer.effects.execution.warming.step_costs import step_costs, token_seconds
 from minfer.effects.execution.warming.warm_up import Readiness, WarmUp
+from minfer.effects.models.adapters.peft_config import AdapterError
 from minfer.effects.models.architecture.model import Model
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import Weights
@@ -54,9 +63,17 @@ from minfer.effects.models.layout.cache_layout import plain_layout
 from minfer.effects.models.ranks import SINGLE_RANK, Communicator
 from minfer.records.acceptance import Costs
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Executed, Failed, Lost, TransferCommand
+from minfer.records.messages import (
+    AdapterFailed,
+    Executed,
+    Failed,
+    LoadAdapter,
+    Lost,
+    TransferCommand,
+)
 from minfer.records.plan import Plan, SampleDeferred
 from minfer.records.speculation import Speculation
+from minfer.values.checks import ConfigError
 
 _log = logging.getLogger("minfer.executor")
 
@@ -79,11 +96,13 @@ class TorchExecutor:
         store: KeyedStore | None = None,
         ranks: Communicator = SINGLE_RANK,
         workers: WorkerGroup | None = None,
+        adapters: AdapterRoom | None = None,
     ) -> None:
         """Runs on `device`, which has the weights, also those of the drafter;
         `store` has the blocks of the external store. `ranks` run the model together, of
         which `spec` and the weights are this one's part; rank 0 has the `workers` of the
-        others, which do what it does.
+        others, which do what it does. `adapters` are those that the slots of `config`
+        have room for.
 
         `checked`: a decode step that waits for the device, or allocates memory, fails.
         `kernels`: on the CPU, do as a GPU does, with the kernels' references. Raises
@@ -95,6 +114,13 @@ class TorchExecutor:
         backend = open_backend(
             spec.with_head_layer(), config, self.device, kernels=kernels
         )
+        loader = None
+        if config.adapter_slots:
+            if adapters is None:
+                raise ConfigError("the model has slots of adapters, but no room for any")
+            slots = config.adapter_slots
+            loader = AdapterLoader(adapters, spec, slots, self.device)
+        self.adapters = loader
         self.routes = backend.described  # which kernel serves what, in words
         self.runner = ModelRunner(
             backend,
@@ -106,6 +132,7 @@ class TorchExecutor:
             draft=draft,
             keeps_logits=readiness.grammars,
             ranks=ranks,
+            adapters=loader,
         )
         self.launcher = PlanLauncher(self.runner)
         self.dummy_runner = DummyRunner(
@@ -182,6 +209,39 @@ class TorchExecutor:
             with self.lock:
                 self._broadcast(transfer_item(command))
         self.copiers.move(command, report)
+
+    def load_adapter(self, command: LoadAdapter, report: ReportLoad) -> None:
+        """Begin to copy an adapter to a slot of each rank; `report` is called at its end,
+        from any thread.
+        """
+        if self.adapters is None:
+            error = "this engine has no adapters"
+            report(AdapterFailed(command.adapter, command.slot, error))
+            return
+        if self.workers is not None:
+            number, report = self.workers.transfers.begin_load(report)
+            self._broadcast(LoadOnRank(number, command.adapter, command.slot))
+        self.adapters.load(command, report)
+
+    def add_adapter(self, digest: bytes, folder: str) -> None:
+        """Read an adapter into the host memory of each rank, unless it is there; waits
+        for all. Raises AdapterError, CorruptFileError and RankError.
+        """
+        if self.adapters is None:
+            raise AdapterError("this engine has no adapters")
+        if self.workers is None:
+            self.adapters.add(digest.hex(), folder)
+            return
+        number, ended = self.workers.transfers.begin_reading()
+        self._broadcast(AddAdapter(number, digest.hex(), folder))
+        self.adapters.add(digest.hex(), folder)
+        self.workers.await_end(ended)
+
+    def remove_adapter(self, digest: bytes) -> None:
+        """Free the host memory of an adapter on each rank; what is in slots stays."""
+        if self.adapters is not None:
+            self._broadcast(RemoveAdapter(digest.hex()))
+            self.adapters.remove(digest.hex())
 
     def collect(self) -> Executed | Failed:
         """Wait for the earliest plan's tokens; returns its results."""

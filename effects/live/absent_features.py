@@ -7,11 +7,8 @@ from typing import Any, Final
 
 from minfer.effects.live.errors import RequestError
 
-_NO_ADAPTERS: Final = (
-    "adapters are not supported; merge it into the checkpoint (PEFT: merge_and_unload)"
-)
+_NO_LISTS: Final = "requests name their adapters themselves: lora_request"
 _ARGUMENTS: Final[Mapping[str, str]] = {
-    "lora_request": _NO_ADAPTERS,
     "tokenization_kwargs": "a text is tokenized in one way; give token ids instead, as "
     '{"prompt_token_ids": [...]}',
     "mm_processor_kwargs": "images, audio and video are not supported; leave it out",
@@ -41,10 +38,10 @@ METHODS: Final[Mapping[str, str]] = {
     "apply_model": _NO_RPC,
     "start_profile": _NO_PROFILE,
     "stop_profile": _NO_PROFILE,
-    "add_lora": _NO_ADAPTERS,
-    "remove_lora": _NO_ADAPTERS,
-    "list_loras": _NO_ADAPTERS,
-    "pin_lora": _NO_ADAPTERS,
+    "add_lora": _NO_LISTS,
+    "remove_lora": _NO_LISTS,
+    "list_loras": _NO_LISTS,
+    "pin_lora": _NO_LISTS,
     "update_weights": _NO_WEIGHTS,
     "start_weight_update": _NO_WEIGHTS,
     "finish_weight_update": _NO_WEIGHTS,

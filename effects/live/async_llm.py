@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Self
 from attrs import evolve
 
 from minfer.effects.live.absent_features import refuse_given
+from minfer.effects.live.adapters.lora_request import LoRARequest
+from minfer.effects.live.adapters.served_adapters import digest_of
 from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.client import EngineClient
 from minfer.effects.live.input_processing.input_processor import (
@@ -72,7 +74,7 @@ class AsyncLLM(ServedModel):
         *,
         urgency: SchedulingHints = SchedulingHints(),
         priority: int | None = None,
-        lora_request: object = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         data_parallel_rank: int | None = None,
@@ -82,15 +84,15 @@ class AsyncLLM(ServedModel):
         An output holds all text and tokens so far, of all samples that have any. With
         `output_kind` of the parameters "delta" it holds what is new, and with
         "final_only" there is one, at the end; so it always is for a beam search, with the
-        best sequences in their order. `priority` is that of `urgency`; the last four
-        arguments are vLLM's, and must be None. Other arguments are as for `LLM.generate`;
-        ids of live requests must differ. Raises RequestError, OverloadedError if too many
-        wait, and EngineDeadError, at once or, if things changed since, at the first
-        output: only then the request enters the engine. Closing the iterator, or
-        cancelling its task, cancels it.
+        best sequences in their order. `priority` is that of `urgency`; the last three
+        arguments are vLLM's, and must be None. `lora_request` names an adapter: its
+        files are read at its first use, in this thread. Other arguments are as for
+        `LLM.generate`; ids of live requests must differ. Raises RequestError,
+        OverloadedError if too many wait, and EngineDeadError, at once or, if things
+        changed since, at the first output: only then the request enters the engine.
+        Closing the iterator, or cancelling its task, cancels it.
         """
         refuse_given(
-            lora_request=lora_request,
             tokenization_kwargs=tokenization_kwargs,
             trace_headers=trace_headers,
             data_parallel_rank=data_parallel_rank,
@@ -104,6 +106,7 @@ class AsyncLLM(ServedModel):
             request_id=request_id,
             urgency=urgency,
             streaming=kind is not RequestOutputKind.FINAL_ONLY,
+            adapter=digest_of(self.adapters, lora_request),
         )
         return deltas if kind is not RequestOutputKind.CUMULATIVE else _grow(deltas)
 
@@ -116,10 +119,12 @@ class AsyncLLM(ServedModel):
         urgency: SchedulingHints = SchedulingHints(),
         streaming: bool = True,
         shown: Iterable[str] = (),
+        adapter: str = "",
     ) -> AsyncGenerator[RequestOutput]:
         """Complete a prompt, and yield what is new whatever the parameters' output kind;
         without `streaming` one output, at the end. Special tokens are left out of the
-        text, but for those that are `shown`. Otherwise as `generate`.
+        text, but for those that are `shown`. `adapter` is a digest. Otherwise as
+        `generate`.
         """
         params = sampling_params or self.get_default_sampling_params()
         if not isinstance(params, BeamSearchParams):
@@ -138,6 +143,7 @@ class AsyncLLM(ServedModel):
                 urgency=urgency,
                 name=name,
                 shown=shown,
+                adapter=adapter,
             )
             self.count += 1
         self.frontend.check(processor)
@@ -150,6 +156,7 @@ class AsyncLLM(ServedModel):
         request_id: str | None = None,
         *,
         urgency: SchedulingHints = SchedulingHints(),
+        lora_request: LoRARequest | None = None,
         chat_template: str | Path | None = None,
         tools: "Tools | None" = None,
         add_generation_prompt: bool = True,
@@ -171,7 +178,11 @@ class AsyncLLM(ServedModel):
         template = read_call_template(chat_template)
         prompt_ids = self._render_prompt(messages, options, template)
         return self.generate(
-            prompt_ids, sampling_params, request_id=request_id, urgency=urgency
+            prompt_ids,
+            sampling_params,
+            request_id=request_id,
+            urgency=urgency,
+            lora_request=lora_request,
         )
 
     async def embed(
@@ -182,11 +193,15 @@ class AsyncLLM(ServedModel):
         normalize: bool = True,
         request_id: str | None = None,
         urgency: SchedulingHints = SchedulingHints(),
+        lora_request: LoRARequest | None = None,
     ) -> EmbeddingRequestOutput:
         """Make a vector of a prompt, as `LLM.embed` does. Raises as `generate` does;
         cancelling it cancels the request.
         """
-        processor, ready = self._make_pooled(prompt, pooling, request_id, urgency)
+        adapter = digest_of(self.adapters, lora_request)
+        processor, ready = self._make_pooled(
+            prompt, pooling, request_id, urgency, adapter
+        )
         async for _ in self._deltas(processor, ready):
             pass
         return processor.embedding(normalize=normalize)
@@ -198,11 +213,14 @@ class AsyncLLM(ServedModel):
         *,
         request_id: str | None = None,
         urgency: SchedulingHints = SchedulingHints(),
+        adapter: str = "",
     ) -> AsyncGenerator[RequestOutput]:
         """Make a vector like `embed`, in the form of `generate`: one output, whose only
-        sample has no token, and the vector as it was computed.
+        sample has no token, and the vector as it was computed. `adapter` is a digest.
         """
-        return self._deltas(*self._make_pooled(prompt, pooling, request_id, urgency))
+        return self._deltas(
+            *self._make_pooled(prompt, pooling, request_id, urgency, adapter)
+        )
 
     def _make_pooled(
         self,
@@ -210,6 +228,7 @@ class AsyncLLM(ServedModel):
         pooling: str,
         request_id: str | None,
         urgency: SchedulingHints,
+        adapter: str,
     ) -> tuple[OutputProcessor, asyncio.Event]:
         _check_id(request_id)
         ready = asyncio.Event()
@@ -217,7 +236,13 @@ class AsyncLLM(ServedModel):
             name = request_id or f"{self.count}-{secrets.token_hex(8)}"
             sink = partial(self._note_ready, ready)
             processor = self._make_processor(
-                prompt, sink, pooling, count=self.count, urgency=urgency, name=name
+                prompt,
+                sink,
+                pooling,
+                count=self.count,
+                urgency=urgency,
+                name=name,
+                adapter=adapter,
             )
             self.count += 1
         self.frontend.check(processor)

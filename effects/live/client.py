@@ -135,6 +135,9 @@ class Snapshot:
     # Whether turns are written to a journal now; None: no journal is configured.
     journal_writing: bool | None = None
     journal_errors: int = 0  # failed attempts to write one
+    # Adapters (digests) of running samples; and of requests of which no sample runs.
+    running_adapters: tuple[str, ...] = ()
+    waiting_adapters: tuple[str, ...] = ()
     # Counts of all API servers, where they are processes of their own.
     api_servers: Totals = NO_TOTALS
     replicas: tuple[ReplicaState, ...] = ()  # if there are several
@@ -235,6 +238,10 @@ class EngineClient(Protocol):
         their space is needed, running requests are not disturbed, and a journal of it
         replays as any other. Raises EngineDeadError.
         """
+        ...
+
+    def drop_adapter(self, digest: str) -> None:
+        """Free the places of an adapter that was unloaded, once no request uses it."""
         ...
 
     def snapshot(self) -> Snapshot:

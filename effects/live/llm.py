@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from attrs import evolve, frozen
 
 from minfer.effects.live.absent_features import refuse_given
+from minfer.effects.live.adapters.lora_request import LoRARequest
+from minfer.effects.live.adapters.served_adapters import digest_of
 from minfer.effects.live.beams.beam_search import (
     BeamSearchOutput,
     BeamSearchParams,
@@ -43,6 +45,8 @@ Prompts = Prompt | Sequence[Prompt]
 Priorities = int | Sequence[int] | None
 # Whether to show a progress bar, or a function that makes one, like tqdm.
 Progress = bool | Callable[..., Any]
+# For all prompts, or for each.
+Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 Inbox = SimpleQueue[OutputProcessor]
 _CONTENT_FORMATS: Final = ("auto", "string", "openai")
 _log = logging.getLogger("minfer.llm")
@@ -69,7 +73,7 @@ class LLM(ServedModel):
         *,
         use_tqdm: Progress = True,
         priority: Priorities = None,
-        lora_request: object = None,
+        lora_request: Adapters = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts; the outputs come in the order of the prompts.
@@ -77,36 +81,39 @@ class LLM(ServedModel):
         A prompt is a string, a list of token ids, or {"prompt": ...} or
         {"prompt_token_ids": ...}, where "cache_salt" keeps its cached prefix apart from
         others'. `sampling_params` are one for all or one for each; None is the model's
-        generation_config.json, and 16 tokens. `priority` is one for all or one for each;
-        `lora_request` and `tokenization_kwargs` are vLLM's, and must be None.
+        generation_config.json, and 16 tokens. `priority` is one for all or one for each,
+        and so is the adapter, `lora_request`, which needs `enable_lora`;
+        `tokenization_kwargs` is vLLM's, and must be None.
 
         Raises RequestError, before anything runs, if a request could never be served; its
         `index` is the request's. A request whose steps fail ends with the finish reason
         "error", and the others continue. An interrupt cancels the requests of this call,
         and the LLM stays usable.
         """
-        refuse_given(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
-        return self._complete(
-            self._make_checked_batch(as_list(prompts), sampling_params, priority),
-            use_tqdm,
+        refuse_given(tokenization_kwargs=tokenization_kwargs)
+        batch = self._make_checked_batch(
+            as_list(prompts), sampling_params, priority, adapters=lora_request
         )
+        return self._complete(batch, use_tqdm)
 
     def beam_search(
         self,
         prompts: Prompts,
         params: BeamSearchParams | Sequence[BeamSearchParams],
         *,
+        lora_request: Adapters = None,
         use_tqdm: Progress = True,
         priority: Priorities = None,
     ) -> list[BeamSearchOutput]:
         """Find the likeliest continuations of prompts; the outputs come in their order.
 
-        `params` are one for all or one for each; prompts and errors are as for
+        `params` are one for all or one for each; prompts, adapters and errors are as for
         `generate`.
         """
         inputs = as_list(prompts)
         searches = searches_for(params, len(inputs))
-        outputs = self._complete(self._make_batch(inputs, searches, priority), use_tqdm)
+        batch = self._make_batch(inputs, searches, priority, adapters=lora_request)
+        outputs = self._complete(batch, use_tqdm)
         return [BeamSearchOutput.of(output, self.tokenizer) for output in outputs]
 
     def chat(
@@ -114,7 +121,7 @@ class LLM(ServedModel):
         messages: "Conversations",
         sampling_params: Params | None = None,
         use_tqdm: Progress = True,
-        lora_request: object = None,
+        lora_request: Adapters = None,
         *,
         priority: Priorities = None,
         chat_template: str | Path | None = None,
@@ -134,9 +141,10 @@ class LLM(ServedModel):
         one, and needs `add_generation_prompt` to be false; `chat_template` is another
         template, as its text or a file's path, and `chat_template_kwargs` are further
         variables of the template. `sampling_params` are as for `generate`, but None lets
-        an answer take all room in the context. The template decides whether contents are
-        texts or lists, whatever `chat_template_content_format` says; the other arguments
-        are vLLM's, and must be None.
+        an answer take all room in the context; `lora_request` is as there. The template
+        decides whether contents are texts or lists, whatever
+        `chat_template_content_format` says; the other arguments are vLLM's, and must be
+        None.
 
         Raises ChatTemplateError, and as `generate` does; and RequestError for tools if it
         is unknown how the model calls them: see `tool_call_parser` of `EngineArgs`.
@@ -148,7 +156,6 @@ class LLM(ServedModel):
             "chat_template_kwargs": chat_template_kwargs,
         }
         refuse_given(
-            lora_request=lora_request,
             tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
         )
@@ -159,6 +166,7 @@ class LLM(ServedModel):
             options,
             priority=priority,
             template=read_call_template(chat_template),
+            adapters=lora_request,
         )
         return self._complete(batch, use_tqdm)
 
@@ -168,6 +176,7 @@ class LLM(ServedModel):
         sampling_params: Params | None = None,
         *,
         priority: Priorities = None,
+        lora_request: Adapters = None,
     ) -> Generator[RequestOutput]:
         """Complete prompts, and yield new output of any of them as soon as it is there.
 
@@ -177,7 +186,11 @@ class LLM(ServedModel):
         once.
         """
         batch = self._make_checked_batch(
-            as_list(prompts), sampling_params, priority, streaming=True
+            as_list(prompts),
+            sampling_params,
+            priority,
+            streaming=True,
+            adapters=lora_request,
         )
         return self._deltas(batch)
 
@@ -190,6 +203,7 @@ class LLM(ServedModel):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: Adapters = None,
     ) -> Generator[RequestOutput]:
         """Answer conversations like `chat`, and yield new output like `stream`."""
         options: ChatOptions = {
@@ -198,9 +212,10 @@ class LLM(ServedModel):
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
         }
-        return self._deltas(
-            self._make_chat_batch(messages, sampling_params, options, streaming=True)
+        batch = self._make_chat_batch(
+            messages, sampling_params, options, streaming=True, adapters=lora_request
         )
+        return self._deltas(batch)
 
     def embed(
         self,
@@ -208,7 +223,7 @@ class LLM(ServedModel):
         *,
         use_tqdm: Progress = True,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        lora_request: object = None,
+        lora_request: Adapters = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         pooling: str | None = None,
         normalize: bool | None = None,
@@ -219,11 +234,12 @@ class LLM(ServedModel):
         It is of hidden states after the model's final norm: the last token's, or with
         `pooling` "mean" the mean of all tokens'; of length 1, unless `normalize` is
         false. `pooling_params`, one for all or one for each, say the same in vLLM's
-        names. Prompts and errors are as for `generate`; a prompt that fails has no
-        vector but an error.
+        names. Prompts, adapters and errors are as for `generate`; a prompt that fails
+        has no vector but an error.
         """
-        refuse_given(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
+        refuse_given(tokenization_kwargs=tokenization_kwargs)
         inputs = as_list(prompts)
+        digests = self._digests(lora_request, len(inputs))
         params = pooling_params_for(
             pooling_params, len(inputs), self.setup.spec.hidden_size
         )
@@ -243,6 +259,7 @@ class LLM(ServedModel):
                     params[i].pooling,
                     count=first + i,
                     urgency=hints[i],
+                    adapter=digests[i],
                 )
 
             processors = [
@@ -260,7 +277,7 @@ class LLM(ServedModel):
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         use_tqdm: Progress = True,
-        lora_request: object = None,
+        lora_request: Adapters = None,
         pooling_task: str | None = "embed",
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[EmbeddingRequestOutput]:
@@ -339,6 +356,7 @@ class LLM(ServedModel):
         priority: Priorities = None,
         template: str | None = None,
         streaming: bool = False,
+        adapters: Adapters = None,
     ) -> RequestBatch:
         from minfer.effects.text.chat_templates import conversations
 
@@ -350,7 +368,7 @@ class LLM(ServedModel):
         if params is None:
             params = self.setup.default_sampling_params(max_tokens=None)
         return self._make_checked_batch(
-            chat_prompts, params, priority, streaming=streaming
+            chat_prompts, params, priority, streaming=streaming, adapters=adapters
         )
 
     def _make_checked_batch(
@@ -360,12 +378,15 @@ class LLM(ServedModel):
         priority: Priorities,
         *,
         streaming: bool = False,
+        adapters: Adapters = None,
     ) -> RequestBatch:
         """Check everything, then make the requests: all of them or none."""
         if params is None:
             params = self.get_default_sampling_params()
         all_params = input_processor.params_for(params, len(inputs))
-        return self._make_batch(inputs, all_params, priority, streaming=streaming)
+        return self._make_batch(
+            inputs, all_params, priority, streaming=streaming, adapters=adapters
+        )
 
     def _make_batch(
         self,
@@ -374,8 +395,10 @@ class LLM(ServedModel):
         priority: Priorities,
         *,
         streaming: bool = False,
+        adapters: Adapters = None,
     ) -> RequestBatch:
-        """Make the requests for prompts, with the parameters of each."""
+        """Make the requests for prompts, with the parameters and adapters of each."""
+        digests = self._digests(adapters, len(inputs))
         hints = input_processor.scheduling_hints_for(priority, len(inputs))
         inbox: Inbox = SimpleQueue()
         with self.numbers:
@@ -389,6 +412,7 @@ class LLM(ServedModel):
                     count=first + i,
                     streaming=streaming,
                     urgency=hints[i],
+                    adapter=digests[i],
                 )
 
             processors = [
@@ -396,6 +420,20 @@ class LLM(ServedModel):
             ]
             self.count += len(processors)
         return RequestBatch(processors, inbox)
+
+    def _digests(self, requests: Adapters, count: int) -> list[str]:
+        """Returns the digest of the adapter of each prompt, from one for all or one for
+        each. Raises RequestError.
+        """
+        if not requests or not isinstance(requests, Sequence):
+            return [digest_of(self.adapters, requests or None)] * count
+        if len(requests) != count:
+            raise input_processor.RequestError(
+                f"{len(requests)} lora_request for {count} prompts; give one, or one for "
+                "each prompt",
+                param="lora_request",
+            )
+        return [digest_of(self.adapters, request) for request in requests]
 
     def __enter__(self) -> Self:
         return self

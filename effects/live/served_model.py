@@ -23,12 +23,14 @@ from minfer.effects.execution.warming.start_progress import (
     logged,
 )
 from minfer.effects.live.absent_features import absent_method
+from minfer.effects.live.adapters.served_adapters import ServedAdapters
 from minfer.effects.live.beams.beam_search import BeamSearchParams
 from minfer.effects.live.client import EngineClient
 from minfer.effects.live.constraints.grammar_masks import GrammarMasks
 from minfer.effects.live.engine import open_engine as opening
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.engine_worker import EngineWorker
+from minfer.effects.live.engine.host_adapters import host_adapters
 from minfer.effects.live.engine.open_rank import open_store
 from minfer.effects.live.engine_metrics import Metric, read_metrics
 from minfer.effects.live.errors import RequestError
@@ -57,7 +59,9 @@ from minfer.effects.live.kv_events.engine_events import (
     check_layers,
     open_publisher,
 )
+from minfer.effects.net.run_folder import run_folder
 from minfer.effects.setup.engine_args import REMOVED, EngineArgs
+from minfer.effects.setup.lora_settings import read_modules
 from minfer.effects.setup.option_descriptions import settings_docstring
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.effects.text.grammars.grammar_library import Compiler, GrammarError
@@ -126,6 +130,7 @@ class ServedModel(ChatRenderer):
     # The internals of an engine in this process, for tests and benchmarks.
     worker: EngineWorker
     kv_events: EngineEvents | None = None  # what that publishes
+    adapters: ServedAdapters | None = None  # that requests may name
     client: EngineClient
     frontend: Frontend
     _finalizer: "weakref.finalize[..., Any] | None" = None
@@ -148,6 +153,12 @@ class ServedModel(ChatRenderer):
 
     def _open(self, args: EngineArgs, report: Report = ignore_progress) -> None:
         """Load the model, and start an engine."""
+        if args.enable_lora and not args.lora_registry:
+            # Of the names of adapters, where no server has made it.
+            resources = contextlib.ExitStack()
+            folder = resources.enter_context(run_folder())
+            weakref.finalize(self, _release_in_process, os.getpid(), resources)
+            args = attrs.evolve(args, lora_registry=str(folder / "adapters"))
         with contextlib.ExitStack() as stack:
             publisher = open_publisher(
                 args.kv_events_config, caches_prefixes=args.enable_prefix_caching
@@ -164,6 +175,8 @@ class ServedModel(ChatRenderer):
         self._load_tokenizer(prepare(args))
         setup = self.setup
         check_layers(setup.args.kv_events_config, setup.config)
+        if self.adapters is not None:
+            self.adapters.load_modules(read_modules(setup.args.lora_modules))
         store = open_store(setup)
         executor = opening.open_executor(setup, self.tokenizer, logged(report), store)
         self.setup = setup = opening.with_costs(setup, executor)
@@ -176,7 +189,9 @@ class ServedModel(ChatRenderer):
             masks=masks,
             drafts=opening.host_drafts(setup),
         )
-        self.worker = EngineWorker(driver, journal, self.grammars, store)
+        adapters = None if self.adapters is None else self.adapters.registry
+        loaded = host_adapters(executor, adapters, setup.args)
+        self.worker = EngineWorker(driver, journal, self.grammars, store, loaded)
         self._attach(self.worker, 0)
 
     def _publish_events(self, publisher: Publisher) -> None:
@@ -185,7 +200,7 @@ class ServedModel(ChatRenderer):
         cached_root = functools.lru_cache(1)(input_processor.cache_root)
         count_resets = self.count_resets
         events = EngineEvents(
-            config, publisher, lambda: cached_root(fingerprint, count_resets())
+            config, publisher, lambda: cached_root(fingerprint, count_resets(), b"", "")
         )
         self.kv_events = events
         self.worker.turn_listeners.append(events.observe)
@@ -213,6 +228,7 @@ class ServedModel(ChatRenderer):
             ends = setup.stop_ids.union(self.tokenizer.eos_ids)
             setup = attrs.evolve(setup, stop_ids=ends)
         self.setup = setup
+        self.adapters = ServedAdapters.of(setup)
         disk = setup.args.kv_disk
         self.epochs = None if disk is None else FolderEpochs.open(Path(disk))
         self.set_parsers(parsers_of(setup.args))
@@ -339,9 +355,11 @@ class ServedModel(ChatRenderer):
         streaming: bool = False,
         name: str = "",
         shown: Iterable[str] = (),
+        adapter: str = "",
     ) -> OutputProcessor:
         """Returns a checked request after `count` others: by the type of `params` for
-        samples, for a search, or for a vector. Raises RequestError.
+        samples, for a search, or for a vector; with the `adapter` of that digest, if any.
+        Raises RequestError.
         """
         tokenized = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
         request_input = RequestInput(
@@ -351,6 +369,7 @@ class ServedModel(ChatRenderer):
             urgency=urgency,
             name=name,
             resets=self.count_resets(),
+            adapter=adapter,
         )
         if isinstance(params, str):
             request = input_processor.make_pooled_request(request_input, params)
@@ -404,6 +423,12 @@ def _close_in_process(
             kv_events.close()
         grammars.close()
         gc.unfreeze()
+
+
+def _release_in_process(pid: int, resources: contextlib.ExitStack) -> None:
+    """Release resources, but not in processes that were forked from this one."""
+    if os.getpid() == pid:
+        resources.close()
 
 
 def _own_settings(owner: str, settings: Mapping[str, Any]) -> dict[str, Any]:

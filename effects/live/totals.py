@@ -15,6 +15,8 @@ from attrs import define, frozen
 
 from minfer.analysis.drafts import StepDrafts
 from minfer.records.messages import (
+    AdapterLoading,
+    AdapterLost,
     Admitted,
     Command,
     Discarded,
@@ -44,6 +46,8 @@ COUNTERS: Final = (
     "kv_keyed_loaded_blocks",
     "kv_keyed_recomputed_blocks",
     "kv_keyed_lost_blocks",
+    "adapter_loads",
+    "failed_adapter_loads",
     "failed_steps",
     "overruled_policy_answers",
     "spec_decode_num_drafts",  # steps of a sample in which it had drafts
@@ -200,6 +204,10 @@ class TotalsCounter:
                     counts[_tier_counter(reason, "recomputed")] += (
                         reason.blocks - reason.hit
                     )
+                case AdapterLoading():
+                    counts["adapter_loads"] += 1
+                case AdapterLost():
+                    counts["failed_adapter_loads"] += 1
                 case LostBlocks(blocks):
                     counts[_tier_counter(reason, "lost")] += blocks
                 case Discarded(plans=plans):

@@ -3,7 +3,8 @@ how large its body may be.
 
 A backend names its models in its answer to GET /ready (minfer) or GET /v1/models, which
 has their contexts, too. A backend that names none (it may require a key) may have any
-model.
+model. So may one with adapters: it may load one on first use, and names those that are
+loaded to the keys that may use them. A name that is none of its models' is an adapter's.
 """
 
 import asyncio
@@ -34,6 +35,8 @@ class ModelList:
 
     names: frozenset[str] = frozenset()
     context: int = 0  # tokens of the longest; 0: not known
+    takes_adapters: bool = False  # other names than these may be adapters'
+    own: frozenset[str] = frozenset()  # the names that are no adapters'
 
 
 @define
@@ -66,7 +69,9 @@ class BackendModels:
             return None
         names = {name: self._names(name) for name in self._backends}
         matching = [
-            backend for backend, models in names.items() if not models or model in models
+            backend
+            for backend, models in names.items()
+            if not models or model in models or self._takes_adapters(backend)
         ]
         if not matching:
             names_text = ", ".join(sorted(frozenset[str]().union(*names.values())))
@@ -74,6 +79,19 @@ class BackendModels:
             message = f"there is no model {unknown} here; there is {names_text}"
             raise ApiError(message, "model", "model_not_found", _NOT_FOUND)
         return tuple(sorted(matching))
+
+    def adapter(self, model: str) -> str:
+        """The name of the adapter that is requested as a model; nothing, if that is a
+        model, or no backend has adapters.
+        """
+        taking = [models for models in self._lists.values() if models.takes_adapters]
+        is_own = any(model in models.own for models in taking)
+        if not model or len(model) > _MAX_NAME_CHARS or not taking or is_own:
+            return ""
+        return model
+
+    def _takes_adapters(self, backend: str) -> bool:
+        return self._lists.get(backend, ModelList()).takes_adapters
 
     def _names(self, backend: str) -> frozenset[str]:
         return self._lists.get(backend, ModelList()).names
@@ -90,6 +108,7 @@ def read_models(answer: bytes) -> ModelList:
     return ModelList(
         names=frozenset(name for name in names if isinstance(name, str)),
         context=min(max(longest, 0), MAX_CONTEXT_TOKENS),
+        takes_adapters=isinstance(fields.get("adapters"), dict),
     )
 
 

@@ -129,8 +129,11 @@ class HealthWatch:
             listed = read_models((await self._get(MODELS_PATH)).body)
         except (aiohttp.ClientError, OSError):
             return  # it is probed again
-        names = listed.names or read_models(ready).names
-        self.note_models(evolve(listed, names=names))
+        own = read_models(ready)  # without adapters, but for whether there are any
+        names = listed.names or own.names
+        self.note_models(
+            evolve(listed, names=names, takes_adapters=own.takes_adapters, own=own.names)
+        )
 
     async def _get(self, path: str) -> "_Answer":
         request = self.http.get(

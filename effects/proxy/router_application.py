@@ -336,7 +336,13 @@ class RouterApplication:
         """Place a request, and if its backend fails, place it elsewhere."""
         read = await self._reader.read(request.scope, request.body)
         allowed = self._models.backends_of(read.model)
-        routed = evolve(read.routed, allowed=allowed) if allowed else read.routed
+        adapter = self._models.adapter(read.model)
+        routed = read.routed
+        if allowed or adapter:
+            routed = evolve(routed, allowed=allowed, adapter=adapter)
+        if adapter and self._reader.prompts.tokens is not None:
+            # Servers report blocks by keys of token ids, which are those of no adapter.
+            routed = evolve(routed, keys=())
         await self._denied_bodies.check(routed.tenant, request)
         request = self._denied_bodies.watch(routed.tenant, request)
         home = self._home_of_previous(read.previous)

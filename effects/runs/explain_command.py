@@ -74,6 +74,8 @@ _REASONS: Final = {
     "Admitted": "admitted; of {known:,} tokens {hit:,} were cached",
     "Loading": "waits for {more:,} blocks from {tier}{costs}",
     "Recomputing": "computes {more:,} blocks that {tier} has{costs}",
+    "AdapterLoading": "its adapter is loaded into slot {slot}",
+    "SlotBlocked": "waits for a slot for its adapter: {used} are used, {loading} loading",
     "Preempted": "{who} was preempted {why}: it released the KV of {computed:,} tokens",
     "WindowMissed": (
         "block {block:,} (counted from 0) was not cached in layer group {group}, which "

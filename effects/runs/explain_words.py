@@ -70,6 +70,17 @@ CAUSES: Final = {
         "have them computed instead (--kv-host-choice recompute, --kv-disk-choice "
         "recompute)",
     ),
+    "adapter": Cause(
+        "its adapter",
+        "its adapter was being loaded to the device",
+        "keep more adapters on the device (--max-loras above {slots})",
+    ),
+    "slot": Cause(
+        "a slot for its adapter",
+        "all {slots} slots for adapters were taken by others (--max-loras)",
+        "keep more adapters on the device (--max-loras above {slots}), or add engines "
+        "(--replicas)",
+    ),
     "step": Cause(
         "the next step",
         "a step ran, and the next one was not planned yet",
@@ -119,6 +130,7 @@ def config_words(config: EngineConfig, whose: str = "its") -> dict[str, object]:
         "size": config.block_size,
         "rows": config.max_num_seqs,
         "budget": config.max_num_batched_tokens,
+        "slots": config.adapter_slots,
         "policy": policy_name(config.policy),
         "by_priority": isinstance(config.policy, Priority | Ageing),
         "order_remedy": _order_remedy(config.policy, whose),

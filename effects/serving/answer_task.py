@@ -39,6 +39,7 @@ from minfer.effects.serving.server_state import ServerState
 from minfer.effects.serving.wire.stamp import Stamp
 from minfer.effects.serving.wire.transport import Connection, StreamEvent
 from minfer.effects.text.outputs import CompletionOutput, RequestOutput
+from minfer.lifecycle.adapters import LOAD_FAILED
 
 _CLIENT_CLOSED: Final = 499  # no client retries after it by itself
 Outputs = AsyncGenerator[RequestOutput]
@@ -117,6 +118,7 @@ class AnswerTask:
                 request.pooled.pooling_type,
                 request_id=self._request_id(prompt),
                 urgency=request.urgency,
+                adapter=request.adapter,
             )
         return self.state.llm.generate_deltas(
             request.prompts[prompt],
@@ -125,6 +127,7 @@ class AnswerTask:
             urgency=request.urgency,
             streaming=request.stream,
             shown=request.parsing.markers if request.parsing else (),
+            adapter=request.adapter,
         )
 
     def _request_id(self, prompt: int) -> str:
@@ -191,6 +194,8 @@ class AnswerTask:
                 if delta.error.startswith(STUCK_ERROR):  # which is the client's own
                     raise ApiError(delta.error, self.request.constraint_field)
                 self.state.log.error("%s failed: %s", self.stamp.id, delta.error)
+                if delta.error.startswith(LOAD_FAILED):
+                    raise ApiError(_ADAPTER_FAILED, None, "adapter_failed", INTERNAL)
                 if delta.error.startswith(GIVEN_UP):
                     raise ApiError(delta.error, None, KILLED_ENGINE, INTERNAL)
                 if delta.error.startswith(REFUSED):  # an equal request crashed an engine
@@ -234,6 +239,10 @@ class AnswerTask:
         await self.transport.fail(self.endpoint.failure(failure))
 
 
+_ADAPTER_FAILED: Final = (
+    "the adapter of this request could not be loaded; the server's log says why, and an "
+    "administrator may load it again"
+)
 _ENGINE_FAILED: Final = "the request failed in the engine; the server's log says why"
 
 

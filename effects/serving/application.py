@@ -16,11 +16,14 @@ from starlette.types import Receive, Scope, Send
 
 import minfer
 from minfer.effects.cluster.link.link_messages import RequestQuery
+from minfer.effects.live.adapters.registry import AdapterEntry
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.serving.access.api_keys import ApiKey, ApiKeys, read_keys
 from minfer.effects.serving.access.authentication import RequireKey, caller_of, key_name
 from minfer.effects.serving.access.server_bounds import ServerBounds
+from minfer.effects.serving.adapters.named_adapters import NamedAdapters
+from minfer.effects.serving.adapters.updates import AdapterUpdates
 from minfer.effects.serving.addresses import (
     NOT_ALLOWED,
     NOT_FOUND,
@@ -83,8 +86,17 @@ class Application:
         self.state = ServerState(llm, limits, bounds)
         chat = llm.tokenizer is not None and llm.tokenizer.chat_template is not None
         bundled = llm.setup.folder == bundled_folder()
-        self.models = Models(names, int(time.time()), limits.context, chat, bundled)
-        self.receiver = RequestReceiver(self.state, self.models, limits, bounds)
+        takes_adapters = llm.adapters is not None
+        self.models = Models(
+            names, int(time.time()), limits.context, chat, bundled, takes_adapters
+        )
+        self.adapters: NamedAdapters | None = None
+        if llm.adapters is not None:
+            sources = bounds.adapter_sources
+            self.adapters = NamedAdapters(llm.adapters, llm.client, sources, tuple(names))
+        self.receiver = RequestReceiver(
+            self.state, self.models, limits, bounds, self.adapters
+        )
         self.metrics = Metrics(llm, names[0], vllm_names=bounds.vllm_metrics)
         self.records = AnswerRecords(llm)
         self.lookup = RequestLookup(self.records)
@@ -109,6 +121,8 @@ class Application:
     def close(self) -> None:
         """End all answers; clients are notified that the server stops."""
         self.receiver.close()
+        if self.adapters is not None:
+            self.adapters.close()
         self.state.close()
 
     def _with_routes(self, keys: ApiKeys) -> Starlette:
@@ -142,6 +156,7 @@ class Application:
                 for endpoint in QUERY_ENDPOINTS
                 for route in ROUTES
             ),
+            *AdapterUpdates(self.state, self.adapters).routes(),
             socket_route("/v1/stream", serve),
             Route("/v1/requests/{name:path}", self._request, methods=["GET", "DELETE"]),
             Route("/reset_prefix_cache", self._reset, methods=["POST"]),
@@ -196,14 +211,28 @@ class Application:
         transport = connection.transport(stream=False, name="", ignored=answer.ignored)
         await transport.write([StreamEvent(answer.json)], last=True)
 
+    def _visible_adapters(self, scope: Scope) -> list[AdapterEntry]:
+        """The adapters that a client may use, of those that are loaded."""
+        key = caller_of(scope).key
+        return [] if self.adapters is None else self.adapters.visible(key)
+
     async def _models(self, request: Request) -> Response:
+        adapters = self._visible_adapters(request.scope)
         if speaks_anthropic(request.scope):
-            return JSONResponse(anthropic_models.list_json(self.models))
-        return JSONResponse(self.models.list_json())
+            return JSONResponse(anthropic_models.list_json(self.models, adapters))
+        return JSONResponse(self.models.list_json(adapters))
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if speaks_anthropic(request.scope):
+        adapters = self._visible_adapters(request.scope)
+        entry = next((entry for entry in adapters if entry.name == name), None)
+        anthropic = speaks_anthropic(request.scope)
+        if entry is not None:
+            if anthropic:
+                return JSONResponse(anthropic_models.adapter_card(self.models, entry))
+            return JSONResponse(self.models.adapter_card(entry))
+        self.models.check_name(name, adapters)
+        if anthropic:
             return JSONResponse(anthropic_models.card(self.models, name))
         return JSONResponse(self.models.card(name))
 

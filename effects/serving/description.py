@@ -16,6 +16,7 @@ from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 from pydantic_core.core_schema import ModelSchema
 
 import minfer
+from minfer.effects.serving.adapters.updates import LOAD_PATH, UNLOAD_PATH
 from minfer.effects.serving.anthropic.error_format import failure as anthropic_failure
 from minfer.effects.serving.endpoints import ENDPOINTS, QUERY_ENDPOINTS
 from minfer.effects.serving.protocol import Endpoint, QueryEndpoint
@@ -51,6 +52,14 @@ BODYLESS: Final = (
     ),
     BodylessEndpoint(
         "get", "/v1/stream", "A WebSocket on which many requests are answered at once."
+    ),
+    BodylessEndpoint(
+        "post",
+        LOAD_PATH,
+        "Load an adapter (lora_name, lora_path, load_inplace), by an option.",
+    ),
+    BodylessEndpoint(
+        "post", UNLOAD_PATH, "Take an adapter's name away (lora_name), by an option."
     ),
     BodylessEndpoint(
         "post", "/reset_prefix_cache", "Find nothing any more of what is cached now."

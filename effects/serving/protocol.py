@@ -101,6 +101,7 @@ class GenerationRequest:
     max_tokens_field: str = ""  # the field with the number of tokens to write, if any
     chosen_id: str = ""  # the id that the client chose in the body, if any
     ignored: tuple[str, ...] = ()  # fields without effect: `ignored_hints`
+    adapter: str = ""  # the digest of the adapter that its model's name is of, if any
 
     @property
     def width(self) -> int:

@@ -20,6 +20,7 @@ from minfer.effects.live.errors import EngineDeadError, OverloadedError, Request
 from minfer.effects.live.input_processing.input_processor import SchedulingHints
 from minfer.effects.serving.access.authentication import Caller, caller_of
 from minfer.effects.serving.access.server_bounds import ServerBounds
+from minfer.effects.serving.adapters.named_adapters import NamedAdapters
 from minfer.effects.serving.client_errors import SHUTTING_DOWN, ApiError
 from minfer.effects.serving.input_workers.task import (
     ModelFacts,
@@ -67,11 +68,17 @@ class RequestReceiver:
     """Receives and prepares bodies."""
 
     def __init__(
-        self, state: ServerState, models: Models, limits: Limits, bounds: ServerBounds
+        self,
+        state: ServerState,
+        models: Models,
+        limits: Limits,
+        bounds: ServerBounds,
+        adapters: NamedAdapters | None = None,
     ) -> None:
         llm = state.llm
         self._state = state
         self._models = models
+        self._adapters = adapters
         self._limits = limits
         self._seconds = bounds.body_timeout
         self._tenants = bounds.tenants
@@ -114,6 +121,7 @@ class RequestReceiver:
                 compiling = self._compile(prepared.request, caller.name)
                 compiled = await _while_connected(connection, compiling)
                 prepared = attrs.evolve(prepared, request=compiled)
+            adapter = await self._find_adapter(prepared.model, caller, connection)
         log_ignored(prepared.request.ignored)
         if self._state.closing:  # else it would be generated first, and refused then
             raise EngineDeadError(SHUTTING_DOWN)
@@ -124,7 +132,9 @@ class RequestReceiver:
             attrs.evolve(prompt, salt=self._tenants.salt(caller.key, prompt.salt))
             for prompt in prepared.request.prompts
         )
-        request = attrs.evolve(prepared.request, urgency=urgency, prompts=prompts)
+        request = attrs.evolve(
+            prepared.request, urgency=urgency, prompts=prompts, adapter=adapter
+        )
         return attrs.evolve(prepared, request=request)
 
     async def answer_query(
@@ -142,8 +152,27 @@ class RequestReceiver:
             else:
                 work = self.pool.answer(query, data, caller.name)
                 answered = await _while_connected(connection, work)
+            await self._find_adapter(answered.model, caller, connection)
         log_ignored(answered.ignored)
         return answered
+
+    async def _find_adapter(
+        self, model: str, caller: Caller, connection: Connection
+    ) -> str:
+        """The digest of the adapter that a model's name is of, or nothing for the model
+        itself. Raises ApiError for another name, as `NamedAdapters.load_on_first_use`
+        does, and ClientDisconnect.
+        """
+        adapters = self._adapters
+        if adapters is None or model in self._models.names:
+            return ""
+        if (entry := adapters.find(model, caller)) is None:
+            loading = adapters.load_on_first_use(model, caller)
+            entry = await _while_connected(connection, loading)
+        if entry is None:
+            self._models.check_name(model, adapters.visible(caller.key))
+            return ""
+        return entry.digest
 
     async def _compile(
         self, request: GenerationRequest, client: str

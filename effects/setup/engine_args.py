@@ -1,7 +1,7 @@
 """The settings of an engine, in Python or on the command line."""
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -26,6 +26,7 @@ from minfer.effects.setup.option_values import (
     FOLDER,
     KV_EVENTS,
     LENGTH,
+    LORA_MODULES,
     MODEL,
     OBJECT,
     POLICY,
@@ -42,6 +43,7 @@ from minfer.effects.setup.option_values import (
 )
 from minfer.effects.setup.removed import refuse
 from minfer.effects.setup.speculation_settings import SpeculativeConfig
+from minfer.records.adapters import MAX_ADAPTER_SLOTS
 from minfer.records.policy import Policy
 from minfer.records.tiers import BY_COST, CHOICES
 from minfer.sampling.params import MAX_LOGPROBS
@@ -56,6 +58,10 @@ REMOVED: Final = {
     "max_repeat": "a step computes one token of each row, which is as fast as several"
 }
 EXECUTORS: Final = ("torch", "dry", "oracle")
+# Adapters on the device, and their largest rank, by default; the largest that can be set.
+MAX_LORAS, MAX_LORA_RANK, LARGEST_LORA_RANK = 8, 16, 512
+CPU_LORAS_FACTOR: Final = 4  # adapters in host memory, for each on the device
+MAX_ADAPTER_BYTES: Final = 2**32  # of the weights of one, by default
 
 
 @frozen
@@ -173,6 +179,33 @@ class EngineArgs(ModelArg):
             optional=True,
             aliases=VALUE_ALIASES["quantization"],
         ),
+    )
+    enable_lora: bool = option(
+        False,
+        "run adapters (LoRA, in PEFT's form) beside the model: each request may name one",
+    )
+    max_loras: int = option(
+        MAX_LORAS,
+        "adapters on the device at once, and so in one step; others are loaded in turns "
+        f"(default: {MAX_LORAS})",
+        whole_number(1, high=MAX_ADAPTER_SLOTS),
+    )
+    max_lora_rank: int = option(
+        MAX_LORA_RANK,
+        "largest rank of an adapter, which each one on the device has room for (default: "
+        f"{MAX_LORA_RANK})",
+        whole_number(1, high=LARGEST_LORA_RANK),
+    )
+    max_cpu_loras: int | None = option(
+        None,
+        "adapters in host memory, from where they get onto the device without reading "
+        "files (default: four times --max-loras)",
+        COUNT,
+    )
+    max_lora_size: int = option(
+        MAX_ADAPTER_BYTES,
+        "most that the weights of one adapter may take, such as 512M (default: 4G)",
+        BYTES,
     )
     device: str = option(
         "auto",
@@ -333,6 +366,10 @@ class EngineArgs(ModelArg):
     )
     tool_call_parser: str = field(default="auto", validator=WORD)
     reasoning_parser: str = field(default="auto", validator=WORD)
+    # Adapters that it is started with, as words of the command line; and the folder of
+    # names, which all processes of a server share (`live/adapters/registry.py`).
+    lora_modules: Sequence[str] = field(default=(), validator=LORA_MODULES)
+    lora_registry: str = ""
     # Signs the files in `kv_disk`, so that those of others are refused.
     kv_disk_secret: str = field(default="", repr=False)
     # Other engines that it sends KV blocks to, or gets them from.
@@ -343,6 +380,16 @@ class EngineArgs(ModelArg):
     executor: str = field(default="torch", validator=one_of(EXECUTORS))
     streaming: bool = False  # outputs are streamed: no step may take long
     check_steps: bool = False  # a decode step that waits for the GPU, or allocates, fails
+
+    @property
+    def adapter_slots(self) -> int:
+        """Adapters on the device at once."""
+        return self.max_loras if self.enable_lora else 0
+
+    @property
+    def host_adapters(self) -> int:
+        """Adapters in host memory."""
+        return self.max_cpu_loras or CPU_LORAS_FACTOR * self.max_loras
 
     @property
     def parallel(self) -> Parallel:

@@ -71,6 +71,7 @@ def engine_config(
             speculation,
             caches_prefixes=args.enable_prefix_caching,
         ),
+        adapter_slots=args.adapter_slots,
     )
 
 

@@ -103,6 +103,7 @@ class MemoryPlan:
     num_blocks: int = 0
     draft: ModelSpec | None = None  # the draft model, which is included in all of these
     draft_weights: int = 0  # of that, or of a draft head
+    adapters: int = 0  # of all slots of adapters
 
     @property
     def kv_cache(self) -> int:
@@ -118,7 +119,12 @@ class MemoryPlan:
     def total(self) -> int:
         """Bytes of everything."""
         return (
-            self.weights + self.activations + self.graphs + self.kv_cache + self.workspace
+            self.weights
+            + self.adapters
+            + self.activations
+            + self.graphs
+            + self.kv_cache
+            + self.workspace
         )
 
     @property
@@ -155,10 +161,11 @@ def plan_memory(
     cuda: bool = False,
     draft: ModelSpec | None = None,
     tiers: int = 0,
+    adapters: int = 0,
 ) -> MemoryPlan:
     """Divide `limit` bytes, of a GPU's memory if `cuda`; raises if that is impossible. A
     draft model has as many blocks as its target, and computes in turns with it. For each
-    of the `tiers` there are buffers for copies.
+    of the `tiers` there are buffers for copies. Slots of adapters take `adapters` bytes.
 
     `kv_cache_memory` (bytes) or `num_blocks` set the cache's size: then the limit is
     ignored, and only checked is whether one sequence of full length fits. Raises
@@ -212,6 +219,7 @@ def plan_memory(
         workspace_per_block=max(workspace_sizes) * sizes.block_size,
         draft=draft,
         draft_weights=draft_weights,
+        adapters=adapters,
     )
     blocks_per_sequence = sizes.most_pages(
         blocks_for(sizes.max_model_len, sizes.block_size)
@@ -245,12 +253,17 @@ def _gathered_copies(spec: ModelSpec, cuda: bool) -> int:
 
 
 def _no_cache_memory_error(plan: MemoryPlan, limit: int) -> NotEnoughMemoryError:
+    adapters, remedy = "", ""
+    if plan.adapters:
+        slots = plan.sizes.adapter_slots
+        adapters = f", {size_text(plan.adapters)} for {slots} adapters"
+        remedy = "--max-loras, --max-lora-rank, "
     return NotEnoughMemoryError(
-        f"the model needs {size_text(plan.weights)} for weights ({plan.spec.dtype}) and "
-        f"{size_text(plan.activations)} for activations, which leaves no room for a KV "
-        f"cache in the {size_text(limit)} that may be used; lower "
-        "--max-num-batched-tokens, --max-num-seqs or --max-model-len, choose a smaller "
-        "--dtype or model, or set --kv-cache-memory-bytes to decide for yourself"
+        f"the model needs {size_text(plan.weights)} for weights ({plan.spec.dtype})"
+        f"{adapters} and {size_text(plan.activations)} for activations, which leaves no "
+        f"room for a KV cache in the {size_text(limit)} that may be used; lower "
+        f"{remedy}--max-num-batched-tokens, --max-num-seqs or --max-model-len, choose a "
+        "smaller --dtype or model, or set --kv-cache-memory-bytes to decide for yourself"
     )
 
 
@@ -378,6 +391,10 @@ def describe(
     if plan.draft_weights:
         drafter = "head" if plan.draft is None else "model"
         draft_rows = [(f"of that, a draft {drafter}'s", size_text(plan.draft_weights))]
+    adapter_rows = []
+    if plan.adapters:
+        slots = f"{size_text(plan.adapters)} for {sizes.adapter_slots} at once"
+        adapter_rows = [("adapters", slots)]
     rows = [
         ("model", model),
         *model_rows,
@@ -389,6 +406,7 @@ def describe(
         ),
         ("weights", size_text(plan.weights)),
         *draft_rows,
+        *adapter_rows,
         ("activations", f"{size_text(plan.activations)} (estimated)"),
         (other_memory[0], f"{size_text(other_memory[1])} (estimated)"),
         ("KV cache", f"{size_text(plan.kv_cache)} in {plan.num_blocks} blocks"),

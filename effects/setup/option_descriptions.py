@@ -26,11 +26,15 @@ OTHERS: Final[Mapping[str, str]] = {
     "skip_tokenizer_init": "load no tokenizer: prompts and outputs are token ids",
     "max_waiting": "most samples in the waiting queue; a request beyond is refused "
     f"(default: {2**20})",
+    "lora_modules": "adapters to start with, each as NAME=PATH or as a JSON object of "
+    "vLLM's (default: none; lora_request of a call names others)",
     "executor": "torch; dry, which makes up its output at once; or oracle, which also "
     "checks the KV blocks that each step reads (default: torch)",
 }
 # Settings that minfer's own server and tests use.
-INTERNAL: Final = frozenset({"kv_disk_secret", "kv_peers", "streaming", "check_steps"})
+INTERNAL: Final = frozenset(
+    {"kv_disk_secret", "kv_peers", "lora_registry", "streaming", "check_steps"}
+)
 _OPTION: Final = re.compile(r"--([a-z][a-z-]+[a-z])")
 _WIDTH: Final = 78
 SUMMARY: Final = """Load the model, and start an engine.

@@ -16,6 +16,7 @@ from attrs import Attribute, field, frozen
 
 from minfer.effects.setup.custom_template import CustomTemplate
 from minfer.effects.setup.kv_events_settings import kv_events_config
+from minfer.effects.setup.lora_settings import read_modules
 from minfer.effects.setup.speculation_settings import speculative_config
 from minfer.policies.builtin import policy_named
 from minfer.records.policy import Policy
@@ -268,6 +269,11 @@ KV_EVENTS: Final = OptionKind(
     lambda value: kv_events_config(value) is not None or value is None,
     "JSON",
     read_json_object,
+)
+LORA_MODULES: Final = OptionKind(
+    "a list of NAME=PATH",
+    lambda value: not isinstance(value, str) and read_modules(value) is not None,
+    "NAME=PATH",
 )
 POLICY: Final = OptionKind(
     "a name or a policy", lambda value: resolve_policy(value) is not None, "NAME"

@@ -5,6 +5,7 @@ from typing import Final
 
 from attrs import evolve
 
+from minfer.effects.models.adapters.slot_layout import slot_bytes
 from minfer.effects.models.architecture.attention_window import with_attention_window
 from minfer.effects.models.architecture.gqa import GQA
 from minfer.effects.models.architecture.spec import ModelSpec
@@ -111,9 +112,11 @@ def memory_plans(
 ) -> list[MemoryPlan]:
     """Returns the memory plan of a rank of each stage. Raises NotEnoughMemoryError."""
     tiers = (args.kv_host_memory, args.kv_disk, args.kv_peers)
+    ranks = [RankInfo(rank, args.parallel) for rank in args.parallel.first_ranks]
+    specs = [spec.for_rank(rank) for rank in ranks]
     return [
         plan_memory(
-            spec.for_rank(RankInfo(first_rank, args.parallel)),
+            rank_spec,
             config,
             limit,
             kv_cache_memory=args.kv_cache_memory_bytes,
@@ -121,9 +124,17 @@ def memory_plans(
             cuda=device.kind == "cuda",
             draft=None if draft is None else draft.spec,
             tiers=sum(tier is not None for tier in tiers),
+            adapters=_adapter_bytes(args, rank_spec),
         )
-        for first_rank in args.parallel.first_ranks
+        for rank_spec in specs
     ]
+
+
+def _adapter_bytes(args: EngineArgs, spec: ModelSpec) -> int:
+    """Returns the bytes of the slots of adapters of a rank."""
+    if not args.enable_lora:
+        return 0
+    return args.max_loras * slot_bytes(spec, args.max_lora_rank)
 
 
 def check_kernels(spec: ModelSpec, folder: Path) -> None:

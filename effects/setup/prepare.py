@@ -15,6 +15,7 @@ from typing import Any, Final
 from attrs import evolve, frozen
 
 from minfer.effects.execution.tiers.peers.peer_plan import PeerPlan
+from minfer.effects.models.adapters.peft_files import check_model
 from minfer.effects.models.architecture.attention_window import with_attention_window
 from minfer.effects.models.architecture.kv_format import AUTO, KV_CACHE_DTYPES
 from minfer.effects.models.architecture.mla import MLA
@@ -154,6 +155,8 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
     spec = with_head(spec, head)
     check_peers(args.kv_peers, spec.with_head_layer())
     check_recurrent_layers(args, spec)
+    if args.enable_lora:
+        check_model(spec)
     if limit is None and args.executor == "torch":
         limit = usable_memory(device, args.gpu_memory_utilization)
     if device.kind == "cpu" and limit is not None:

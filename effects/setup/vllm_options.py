@@ -375,13 +375,22 @@ _GROUPS: Final = (
         "offload-prefetch-step offload-params",
     ),
     _Group(
+        _H,
+        "adapters of all ranks and forms are read as they are; each rank of the engine "
+        "has its part",
+        "fully-sharded-loras specialize-active-lora enable-mixed-moe-lora-format",
+    ),
+    _Group(
         _R,
-        "adapters are not supported; merge one into the checkpoint (PEFT: "
-        "merge_and_unload)",
-        "enable-lora lora-modules max-loras max-lora-rank "
-        "lora-dtype enable-tower-connector-lora max-cpu-loras fully-sharded-loras "
-        "lora-target-modules default-mm-loras specialize-active-lora "
-        "enable-mixed-moe-lora-format enable-moe-shared-loras max-lora-cls-labels",
+        "adapters are computed in the model's dtype, and change the matrices that their "
+        "own target_modules name; leave it out",
+        "lora-dtype lora-target-modules enable-moe-shared-loras",
+    ),
+    _Group(
+        _R,
+        "images, audio and classification are not supported, nor their adapters; leave "
+        "it out",
+        "enable-tower-connector-lora default-mm-loras max-lora-cls-labels",
     ),
     _Group(
         _R,

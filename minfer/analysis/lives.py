@@ -4,7 +4,8 @@ Theory. Between two turns a sample is in one phase, by the state before the seco
 all its time has a phase, and the phases add up to its latency:
 
     line       waits for admission, for the cause of the head of the queue: itself, or one
-               before it; or its client is deferred
+               before it; or its own, if others pass it: its client is deferred, or its
+               adapter is not ready
     queued     planned, while a step before that executes
     prefill    in a step, without a token of its own; `recompute`: with tokens, whose KV
                was released
@@ -25,6 +26,7 @@ from attrs import define, evolve, field, frozen
 
 from minfer.analysis.drafts import SampleDrafts, sample_drafts, tally_of
 from minfer.planning.schedule import queue_blocked_by
+from minfer.records.adapters import NO_SLOT
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     Admitted,
@@ -38,7 +40,7 @@ from minfer.records.messages import (
 )
 from minfer.records.plan import Plan
 from minfer.records.sequence import SampleId, Sequence
-from minfer.records.state import EngineState, Turn, head_of_queue
+from minfer.records.state import EngineState, Turn, head_of_queue, waiting_sample
 from minfer.speculate.tally import NO_DRAFTS, DraftTally
 from minfer.values.pmap import Map
 
@@ -192,8 +194,8 @@ def phase_of(config: EngineConfig, state: EngineState, life: Life) -> SamplePhas
     if life.id not in run.ids:
         cause, head = queue_blocked_by(config, state), head_of_queue(state)
         behind = head.id != life.id
-        if behind and _is_deferred(state, life.id):
-            cause, behind = "share", False
+        if own_cause := _own_wait(state, life.id) if behind or cause == "adapter" else "":
+            cause, behind = own_cause, False
         return SamplePhase(Phase("line", cause, behind, life.preempted))
     i = run.ids.index(life.id)
     run_id, request = run.run_ids[i], run.seqs[i].request
@@ -210,13 +212,23 @@ def phase_of(config: EngineConfig, state: EngineState, life: Life) -> SamplePhas
     return SamplePhase(Phase(kind, preempted=life.preempted), in_step)
 
 
-def _is_deferred(state: EngineState, name: SampleId) -> bool:
-    """Whether a waiting sample is deferred with its client."""
-    seqs = (seq for seq in state.waiting if state.deferred_clients and seq.id == name)
-    return any(
-        seq.request.client in state.deferred_clients and not seq.ran_before
-        for seq in seqs
-    )
+def _own_wait(state: EngineState, name: SampleId) -> str:
+    """What a waiting sample waits for while others pass it, if they do: "share", as it is
+    deferred with its client; "adapter", as its adapter is being loaded; or "slot", as it
+    is in none, and none can be had, or others have had their turn in it.
+    """
+    deferred, adapters = state.deferred_clients, state.adapters
+    seq = waiting_sample(state, name) if deferred or adapters.unready else None
+    if seq is None:
+        return ""
+    if seq.request.client in deferred and not seq.ran_before:
+        return "share"
+    adapter = seq.request.adapter
+    if adapter not in adapters.unready:
+        return ""
+    index = adapters.slot_of(adapter)
+    loads = index != NO_SLOT and adapters.slots[index].loading
+    return "adapter" if loads else "slot"
 
 
 _NOTHING: Final = TimeSpent()

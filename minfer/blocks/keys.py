@@ -18,16 +18,18 @@ DIGEST: Final = 32  # bytes
 TAIL: Final = b"t"  # before a digest: the key of a partial block
 
 
-def root_key(fingerprint: bytes, salt: bytes = b"") -> Key:
+def root_key(fingerprint: bytes, salt: bytes = b"", adapter: str = "") -> Key:
     """The key before the first block: every field has its length before it, so that two
     fields cannot be confused.
 
-    `fingerprint` names model, weights, KV type, layout and adapter; `salt` separates
-    tenants.
+    `fingerprint` names model, weights, KV type and layout; `salt` separates tenants;
+    `adapter` is the digest of the adapter that is added to the weights, if any.
     """
     fields = (b"minfer.kv.1", fingerprint, salt)
+    # Keys without an adapter are those from before there were any.
+    with_adapter = (*fields, adapter.encode()) if adapter else fields
     return sha256(
-        b"".join(len(field).to_bytes(8, "little") + field for field in fields)
+        b"".join(len(field).to_bytes(8, "little") + field for field in with_adapter)
     ).digest()
 
 

@@ -30,6 +30,7 @@ from minfer.journal.wire_names import fields_of, name_of, python_names, without_
 from minfer.policies import builtin, fair_queue, fair_seats
 from minfer.records import (
     acceptance,
+    adapters,
     config,
     drafting,
     messages,
@@ -52,6 +53,7 @@ _MIN_PACKED_INTS: Final = 16  # consecutive integers that are worth packing
 _CODES: Final = {1: "B", 2: "H", 4: "I", 8: "q"}
 _MODULES: Final = (
     acceptance,
+    adapters,
     beam,
     builtin,
     config,

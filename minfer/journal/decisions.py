@@ -18,11 +18,13 @@ from typing import Any, Final
 
 from minfer.blocks.prefix import flattened
 from minfer.journal.wire_names import Field, fields_of, name_of
+from minfer.records.adapters import NO_SLOT
 from minfer.records.messages import (
     Emit,
     Ended,
     Execute,
     FetchBlocks,
+    LoadAdapter,
     Move,
     StoreBlocks,
     WakeAt,
@@ -32,12 +34,17 @@ from minfer.records.sequence import less
 from minfer.records.state import EngineState, Transition
 
 Facts = dict[str, Any]
-# Fields of reasons, by their names in journals, that quote errors: these decide nothing.
-_ERROR_FIELDS: Final = {
+# Fields of reasons, by their names in journals, that quote errors, which decide nothing,
+# or that have other values in redacted journals.
+_OTHER_FIELDS: Final = {
     "Discarded": ("error",),
     "Ignored": ("detail",),
     "PolicyOverride": ("error", "line"),
     "LostBlocks": ("error",),
+    # Digests of adapters have other names in redacted journals.
+    "AdapterLoading": ("adapter", "evicted"),
+    "SlotBlocked": ("adapter",),
+    "AdapterLost": ("adapter", "error"),
 }
 
 
@@ -54,8 +61,9 @@ def facts(before: EngineState, transition: Transition) -> Facts:
 
     `plans` has one entry for each plan, relative to the one before it: sequences that
     `left` and `joined` [place, run id, row], `num_scheduled_tokens` and
-    `max_sampled_tokens` that are not 1, `fills`, `opens`, `grows`, `copies`, `drafts`,
-    `deferred`, `saves`. `moves`, `finished`, `wake` and `reasons` are the rest.
+    `max_sampled_tokens` that are not 1, `fills`, `opens`, `slots`, `grows`, `copies`,
+    `drafts`, `deferred`, `saves`. `moves`, `loads` (slots of adapters), `finished`,
+    `wake` and `reasons` are the rest.
     """
     changes: Facts = {}
     plans: list[Facts] = []
@@ -74,6 +82,8 @@ def facts(before: EngineState, transition: Transition) -> Facts:
             case StoreBlocks(number, keys, pages) | FetchBlocks(number, keys, pages):
                 moved = [number, command.kind, len(keys), _ranges(flattened(pages))]
                 changes.setdefault("moves", []).append(moved)
+            case LoadAdapter(slot=slot):
+                changes.setdefault("loads", []).append(slot)
             case WakeAt(time):
                 changes["wake"] = time
     if plans != [{}]:
@@ -94,7 +104,7 @@ def _reason(reason: Any) -> list[Any]:
 @cache
 def _columns(kind: Any) -> tuple[Field, ...]:
     """The fields of a reason that are facts."""
-    error_fields = _ERROR_FIELDS.get(name_of(kind), ())
+    error_fields = _OTHER_FIELDS.get(name_of(kind), ())
     return tuple(
         field for field in fields_of(kind) if field.wire_name not in error_fields
     )
@@ -123,6 +133,9 @@ def _plan_facts(last: Plan | None, plan: Plan) -> Facts:
             [opened.index, *opened.name, *map(_ranges, opened.tables)]
             for opened in plan.opens
         ]
+    slots = [[row.index, row.adapter_slot] for row in plan.opens]
+    if slots := [entry for entry in slots if entry[1] != NO_SLOT]:
+        changes["slots"] = slots
     if plan.grows:
         changes["grows"] = [
             [grow.row, grow.at, _ranges(grow.blocks), *_not_zero(grow.group)]

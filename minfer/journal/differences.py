@@ -177,6 +177,18 @@ def moves(recorded: Facts, replayed: Facts) -> Iterator[Difference]:
         yield Difference("began transfers", old, new, words)
 
 
+def loads(recorded: Facts, replayed: Facts) -> Iterator[Difference]:
+    """Differences of the slots into which adapters are loaded."""
+    old, new = recorded.get("loads", []), replayed.get("loads", [])
+    if old != new:
+        words = f"then loaded adapters into {_slots_text(old)}, now {_slots_text(new)}"
+        yield Difference("loaded adapters", old, new, words)
+
+
+def _slots_text(slots: list[int]) -> str:
+    return join_texts([f"slot {slot}" for slot in slots], "none")
+
+
 def _transfers_text(transfers: list[Any]) -> str:
     return join_texts([f"{kind} {number}" for number, kind, *_ in transfers], "none")
 

@@ -16,12 +16,20 @@ from typing import Any, Final
 from attrs import frozen
 
 from minfer.journal.decisions import Facts, columns_of
-from minfer.journal.differences import REASONS, Difference, ends, moves, reasons, wakes
+from minfer.journal.differences import (
+    REASONS,
+    Difference,
+    ends,
+    loads,
+    moves,
+    reasons,
+    wakes,
+)
 from minfer.journal.plan_differences import plans
 from minfer.records.state import EngineState
 
 # in which facts are compared
-_FACT_ORDER: Final = ("reasons", "finished", "wake", "moves", "plans")
+_FACT_ORDER: Final = ("reasons", "finished", "wake", "moves", "loads", "plans")
 MAX_FACT_LEVELS: Final = 16  # of lists in facts, at most
 _MAX_FACT_CHARS: Final = 300  # characters of a fact in a message
 _DIGEST_ONLY: Final = "positions or rows of a plan (known by digest)"
@@ -37,6 +45,8 @@ LEGEND: Final = {
     "max_sampled_tokens": "[place in the batch, tokens it may yield], where not 1",
     "fills": "[place in the batch, position of the first of its inputs from history]",
     "opens": "[place in the batch, request, sample, table as [first block, how many]]",
+    "slots": "[place in the batch, slot of its adapter]",
+    "loads": "slots into which adapters are loaded",
     "grows": "[device row, entry of its table, new blocks as [first block, how many]]",
     "copies": "[block, to block, positions]",
     "drafts": "[place in the batch, tokens to verify]",
@@ -115,6 +125,7 @@ def _differences(
             *ends(recorded, replayed),
             *wakes(recorded, replayed),
             *moves(recorded, replayed),
+            *loads(recorded, replayed),
             *plans(before, recorded, replayed),
         )
     except (AttributeError, LookupError, TypeError, ValueError):

@@ -25,6 +25,7 @@ _COLUMNS: Final[dict[str, int | None]] = {
     "blocks": None,
     "new blocks": None,
     "saved state": None,
+    "adapter slot": None,
 }
 
 
@@ -93,6 +94,7 @@ def _batch(plan: Facts, names: list[str], rows: list[int | None]) -> PlanBatch:
         ("num_scheduled_tokens", "input tokens"),
         ("max_sampled_tokens", "tokens at most"),
         ("fills", "first position"),
+        ("slots", "adapter slot"),
     ):
         for index, value in plan.get(fact, ()):
             batch.rows[names[index]][figure] = value

@@ -20,6 +20,7 @@ from minfer.blocks.ownership import Blocks
 from minfer.blocks.prefix import ROOT, Pages, PrefixIndex, every_node, pages_of
 from minfer.journal.codec import dump
 from minfer.journal.decisions import compact
+from minfer.records.adapters import Adapters
 from minfer.records.drafting import NOTHING_DRAFTED, Drafting, SampleAcceptance
 from minfer.records.plan import Plan
 from minfer.records.sequence import Chain, Running, Sequence, Tables
@@ -39,6 +40,7 @@ def projected(state: EngineState) -> dict[str, Any]:
     return {
         **({"paused": paused} if paused else {}),
         **({"drafting": drafting} if drafting else {}),
+        **({"adapters": _adapters(state.adapters)} if state.adapters.slots else {}),
         "time": state.time,
         "next step": state.next_step,
         "next generation": state.next_run_id,
@@ -117,6 +119,27 @@ def _block(prefix: PrefixIndex, key: Key) -> int:
 def _bundle(pages: Pages) -> Any:
     """A block: the number of its page, or of each if there are several."""
     return pages[0] if len(pages) == 1 else list(pages)
+
+
+def _adapters(adapters: Adapters) -> dict[str, Any]:
+    """The slots, without the names of adapters."""
+    blocked = adapters.slot_blocked
+    return {
+        "slots": [
+            [
+                bool(slot.adapter),
+                slot.loading,
+                slot.users,
+                slot.last_step,
+                slot.last_use,
+                slot.passes,
+                slot.dropped,
+            ]
+            for slot in adapters.slots
+        ],
+        "uses": adapters.uses,
+        "blocked": None if blocked is None else [list(blocked[0]), *blocked[1:]],
+    }
 
 
 def _sequence(seq: Sequence) -> dict[str, Any]:

@@ -10,9 +10,9 @@ hits where the run missed, and reports it. The root of a prompt, which a salt ma
 different, is part of the first block's content key, and so of its mark: redacted prompts
 have one root.
 
-Clients are named by keyed digests too. Request ids, lengths, times and priorities are
-kept; errors are left out. Of drafts and results only the numbers are kept (proposed,
-accepted), on which decisions depend.
+Clients and adapters are named by keyed digests too. Request ids, lengths, times and
+priorities are kept; errors are left out. Of drafts and results only the numbers are kept
+(proposed, accepted), on which decisions depend.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,17 @@ import attrs
 from minfer.blocks.keys import DIGEST, TAIL, Key, Keys, block_keys, extend_keys
 from minfer.journal.writing import as_written, beam_rows
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Event, Executed, Failed, Finish, Propose, Submit
+from minfer.records.messages import (
+    AdapterFailed,
+    AdapterLoaded,
+    DropAdapter,
+    Event,
+    Executed,
+    Failed,
+    Finish,
+    Propose,
+    Submit,
+)
 from minfer.records.plan import Plan
 from minfer.records.request import Request, SamplingParams
 from minfer.records.state import EngineState
@@ -57,6 +67,13 @@ def redacted(
                 out.append(Failed(number))
             case Finish(error=str(why)) if why:
                 out.append(attrs.evolve(event, error=_HIDDEN_ERROR))
+            case AdapterLoaded(adapter, slot):
+                out.append(AdapterLoaded(redacted_adapter(secret, adapter), slot))
+            case AdapterFailed(adapter, slot):
+                other = redacted_adapter(secret, adapter)
+                out.append(AdapterFailed(other, slot, _HIDDEN_ERROR))
+            case DropAdapter(adapter):
+                out.append(DropAdapter(redacted_adapter(secret, adapter)))
             case Propose(tokens=tokens):
                 out.append(attrs.evolve(event, tokens=_blank_tokens(config, tokens)))
             case _:
@@ -81,6 +98,11 @@ def redacted_root(secret: bytes) -> Key:
 def redacted_client(secret: bytes, client: str) -> str:
     """Another name for a client; an empty one stays empty."""
     return client and _keyed_digest(secret, b"client" + client.encode(), 8).hex()
+
+
+def redacted_adapter(secret: bytes, adapter: str) -> str:
+    """Another name for an adapter; none stays none."""
+    return adapter and _keyed_digest(secret, b"adapter" + adapter.encode(), 32).hex()
 
 
 def redact_block(secret: bytes, key: Key, size: int) -> tuple[int, ...]:
@@ -122,6 +144,7 @@ def redacted_request(config: EngineConfig, request: Request, secret: bytes) -> R
         prompt=prompt,
         output=tuple(redacted_tokens[cut:]),
         root=root,
+        adapter=redacted_adapter(secret, request.adapter),
         seed=0,
         client=redacted_client(secret, request.client),
         keys=block_keys(root, prompt, size)[: len(request.keys)],

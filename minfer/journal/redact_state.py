@@ -33,11 +33,13 @@ from minfer.journal.redact import (
     STOP,
     redact_block,
     redact_tokens,
+    redacted_adapter,
     redacted_client,
     redacted_request,
     redacted_root,
     redacted_tail,
 )
+from minfer.records.adapters import Adapters, UnreadyAdapters
 from minfer.records.config import EngineConfig
 from minfer.records.drafting import Drafting, Proposed
 from minfer.records.plan import Plan
@@ -71,6 +73,7 @@ def redacted_state(
     )
     return evolve(
         state,
+        adapters=redaction.adapters(state.adapters),
         blocks=blocks,
         policy=_rename_clients(state.policy, secret),
         waiting=redaction.queue(state.waiting),
@@ -187,7 +190,26 @@ class _Redaction:
         """The redacted waiting queue."""
         buckets = tuple(tuple(map(self.sequence, bucket)) for bucket in queue.buckets)
         counts = _rename_clients(queue.counts, self.secret)
-        return attrs.evolve(queue, buckets=buckets, counts=counts)
+        adapters = Map(
+            (redacted_adapter(self.secret, adapter), count)
+            for adapter, count in queue.adapters.items()
+        )
+        return attrs.evolve(queue, buckets=buckets, counts=counts, adapters=adapters)
+
+    def adapters(self, adapters: Adapters) -> Adapters:
+        """The slots, with other names for adapters."""
+        slots = [
+            attrs.evolve(slot, adapter=redacted_adapter(self.secret, slot.adapter))
+            for slot in adapters.slots
+        ]
+        passed, ready = adapters.unready.passed, adapters.unready.ready
+        unready = UnreadyAdapters(
+            self._renamed(passed), None if ready is None else self._renamed(ready)
+        )
+        return evolve(adapters, slots=tuple(slots), unready=unready)
+
+    def _renamed(self, adapters: frozenset[str]) -> frozenset[str]:
+        return frozenset(redacted_adapter(self.secret, name) for name in adapters)
 
     def sequence(self, seq: Sequence) -> Sequence:
         """A sequence, as it entered the queue."""

@@ -26,6 +26,9 @@ from minfer.journal.projection import state_digest
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     EVENTS,
+    AdapterEvent,
+    AdapterFailed,
+    AdapterLoaded,
     Event,
     Executed,
     Failed,
@@ -174,6 +177,8 @@ def as_written(event: Any) -> Event | None:
         return None
     if isinstance(event, Moved | Lost):
         return _as_written_transfer(event)
+    if isinstance(event, AdapterLoaded | AdapterFailed):
+        return _as_written_load(event)
     if not isinstance(event, Executed | Failed):
         written: Event = event
         return written
@@ -196,6 +201,18 @@ def _as_written_transfer(event: Moved | Lost) -> Moved | Lost:
     fits = type(event.number) is int and 0 <= event.number < NO_STEP
     number = event.number if fits else NO_STEP
     return Moved(number) if isinstance(event, Moved) else Lost(number, clip(event.error))
+
+
+def _as_written_load(event: AdapterLoaded | AdapterFailed) -> AdapterEvent:
+    """The end of a load with a text and a number; a slot that there is not, if it names
+    none.
+    """
+    name, index = event.adapter, event.slot
+    adapter = clip(name) if type(name) is str else ""
+    slot = index if type(index) is int and 0 <= index < NO_STEP else NO_STEP
+    if isinstance(event, AdapterLoaded):
+        return AdapterLoaded(adapter, slot)
+    return AdapterFailed(adapter, slot, clip(event.error))
 
 
 def _flaw(event: Executed, sizes: tuple[int, ...]) -> str:

@@ -61,6 +61,8 @@ def rejection_reason(
     if needs > config.num_blocks:
         reason = f"prompt and output of up to {max_known} tokens need {needs} KV blocks"
         return f"{reason}; the cache has {config.num_blocks}"
+    if request.adapter and not config.adapter_slots:
+        return "this engine has no slots for adapters (adapter_slots is 0)"
     full = queue_is_full(len(state.waiting) + coming, request.n, config.max_waiting)
     if full and not (request.continues or request.taken):
         return f"the waiting line is full ({config.max_waiting} samples)"

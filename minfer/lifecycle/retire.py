@@ -15,6 +15,7 @@ from minfer.blocks.keys import Key, Keys, group_key, group_keys
 from minfer.blocks.ownership import Transaction
 from minfer.blocks.prefix import ROOT, Pages, bundles, flattened
 from minfer.blocks.window import unreleased
+from minfer.lifecycle.adapter_use import end_uses
 from minfer.lifecycle.committed import all_committed
 from minfer.lifecycle.publish import compute_keys, held_keys
 from minfer.records.config import EngineConfig
@@ -45,12 +46,16 @@ def retire(
             free_blocks(change, left)
         else:
             fences.append(Fence(last_step, left.published, left.private))
+    adapters = state.adapters
+    if adapters.slots:
+        adapters = end_uses(state, [run.seqs[i].request.adapter for i in leaving])
     return evolve(
         state,
         blocks=change.done(),
         running=without(run, sorted(leaving)),
         fences=tuple(fences),
         free_rows=(*state.free_rows, *(run.rows[i] for i in leaving)),
+        adapters=adapters,
     )
 
 

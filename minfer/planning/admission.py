@@ -2,18 +2,21 @@
 that a preemption frees.
 
 Sequences are admitted in order of rank, but those of a client that the policy defers for
-now (`Policy.defer`) are passed by those of other clients.
+now (`Policy.defer`) are passed by those of other clients, and those whose adapter is not
+on the device by those of others (adapter_loads.py).
 """
 
 from math import inf
 
 from minfer.lifecycle.pausing import skips_as_suspect
 from minfer.lifecycle.seat import table_blocks
+from minfer.planning.adapter_loads import count_pass, passes_over, report_slot_wait
 from minfer.planning.admit import Admission, admit, current_load, preempt_last, shortage
 from minfer.planning.load import choose_source
 from minfer.planning.states import bound_chunk
 from minfer.planning.step_builder import StepBuilder, row_cost, token_cost
 from minfer.policies import consult
+from minfer.records.adapters import ALL_READY
 from minfer.records.messages import QueueBlocked, Reason, WakeAt
 from minfer.records.policy import Load
 from minfer.records.sequence import Sequence
@@ -30,16 +33,16 @@ def admit_from_queue(builder: StepBuilder) -> None:
         seq = _next_admissible(builder, deferred)
         if seq is None:
             first = builder.state.waiting.first()
-            loads = bool(builder.state.tiers.loading)
-            cause = "loading" if loads else "share"
-            _report_blocked(builder, first, QueueBlocked(*first.id, cause))
+            _report_blocked(builder, first, QueueBlocked(*first.id, _cause(builder)))
             break
+        if seq.request.adapter and passes_over(builder, seq):
+            continue
         if builder.room <= 0:
             preempted = _preempt_for_tokens(builder, seq)
             if preempted is None:
                 _report_blocked(builder, seq, QueueBlocked(*seq.id, "budget"))
                 break
-            builder.reasons.append(preempted)
+            _note_preemption(builder, preempted)
             continue
         if _chooses_source(builder, seq):
             continue
@@ -52,12 +55,29 @@ def admit_from_queue(builder: StepBuilder) -> None:
             if preempted is None:
                 _report_blocked(builder, seq, admission)
                 break
-            builder.reasons.append(preempted)
+            _note_preemption(builder, preempted)
             continue
         _add_to_step(builder, seq, admission, max_tokens)
         deferred.clear()  # after an admission, the policy may allow a client more
     if builder.state.deferred_clients != deferred:
         builder.state = evolve(builder.state, deferred_clients=frozenset(deferred))
+    if builder.config.adapter_slots:
+        report_slot_wait(builder)
+
+
+def _note_preemption(builder: StepBuilder, preempted: Reason) -> None:
+    """Report a preemption; the scan of the queue begins anew, as the victim is in it, and
+    may have left a slot.
+    """
+    builder.reasons.append(preempted)
+    builder.unready, builder.slot_blocked = ALL_READY, None
+
+
+def _cause(builder: StepBuilder) -> str:
+    """What the whole queue waits for, if none of it can be admitted."""
+    if builder.unready:
+        return "adapter"
+    return "loading" if builder.state.tiers.loading else "share"
 
 
 def _chooses_source(builder: StepBuilder, seq: Sequence) -> bool:
@@ -80,9 +100,10 @@ def _chooses_source(builder: StepBuilder, seq: Sequence) -> bool:
 
 
 def _next_admissible(builder: StepBuilder, deferred: set[str]) -> Sequence | None:
-    """The first sequence whose client is not deferred, and whose blocks are not on their
-    way, or None if there is none; adds deferred clients to `deferred`. None as well if
-    blocks are on their way for as many requests as can run.
+    """The first sequence whose client is not deferred, whose blocks are not on their way,
+    and whose adapter is not known to be unready, or None if there is none; adds deferred
+    clients to `deferred`. None as well if blocks are on their way for as many requests as
+    can run.
 
     A sequence that ran before is never deferred: it continues on the share that it had.
     If nothing runs, no client is deferred, as there is no end of a sequence to wait for.
@@ -93,8 +114,8 @@ def _next_admissible(builder: StepBuilder, deferred: set[str]) -> Sequence | Non
     runs = len(state.running) or builder.newcomers
     if not runs or not consult.may_defer(builder.config):
         deferred.clear()
-        return state.waiting.first_but((), loading)
-    while seq := builder.state.waiting.first_but(deferred, loading):
+        return state.waiting.first_but((), loading, builder.unready)
+    while seq := builder.state.waiting.first_but(deferred, loading, builder.unready):
         if seq.ran_before:
             return seq
         client = seq.request.client
@@ -126,6 +147,8 @@ def _add_to_step(
     is paused and needs none.
     """
     builder.newcomers.append(admission)
+    if builder.slot_blocked is not None:
+        count_pass(builder, seq)
     client = seq.request.client
     builder.admitted[client] = builder.admitted.get(client, 0) + 1
     builder.reasons += admission.reasons

@@ -20,6 +20,7 @@ from attrs import frozen
 from minfer.blocks.keys import Keys, group_key
 from minfer.blocks.ownership import Blocks, Transaction
 from minfer.blocks.prefix import ROOT, Pages, PrefixChange, flattened, pages_of
+from minfer.lifecycle.adapter_use import begin_use
 from minfer.lifecycle.committed import committed
 from minfer.lifecycle.pausing import all_paused, skips_as_suspect
 from minfer.lifecycle.preempt import preempt
@@ -359,4 +360,7 @@ def _leave_queue(state: EngineState, seq: Sequence, blocks: Blocks) -> EngineSta
         free_rows=state.free_rows[:-1],
         next_run_id=state.next_run_id + 1,
         stops=state.stops | seq.request.stop_ids,
+        adapters=begin_use(state.adapters, seq.request.adapter)
+        if seq.request.adapter
+        else state.adapters,
     )

@@ -16,6 +16,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.plan import Draft, NewRow, Plan, PrefillTokens
 from minfer.records.request import row_sampling
 from minfer.records.sequence import Running, is_bound, less, positions
+from minfer.records.state import EngineState
 from minfer.values.record import evolve
 
 
@@ -61,7 +62,7 @@ def build_plan(builder: StepBuilder) -> Plan:
         max_sampled_tokens=max_sampled,
         fills=tuple([_fill(config, run, chunk) for chunk in chunks]),
         opens=tuple(
-            [_open(config, run, c) for c in chunks if c.start == run.starts[c.i]]
+            [_open(config, state, c) for c in chunks if c.start == run.starts[c.i]]
         ),
         grows=tuple(builder.grown.values()),
         copies=builder.copies
@@ -117,9 +118,9 @@ def _fill(config: EngineConfig, run: Running, chunk: Chunk) -> PrefillTokens:
     return PrefillTokens(chunk.at, inputs)
 
 
-def _open(config: EngineConfig, run: Running, chunk: Chunk) -> NewRow:
+def _open(config: EngineConfig, state: EngineState, chunk: Chunk) -> NewRow:
     """A generation's first plan entry: what the device keeps of it from then on."""
-    i = chunk.i
+    run, i = state.running, chunk.i
     seq = run.seqs[i]
     return NewRow(
         index=chunk.at,
@@ -130,6 +131,7 @@ def _open(config: EngineConfig, run: Running, chunk: Chunk) -> NewRow:
         sampling=row_sampling(seq.request, seq.sample),
         tables=tuple([table[:] for table in run.tables[i]]),
         pooling=seq.request.pooling,
+        adapter_slot=state.adapters.slot_of(seq.request.adapter),
     )
 
 

@@ -4,10 +4,12 @@ from attrs import define, field
 
 from minfer.planning.admit import Admission
 from minfer.planning.grow import Grown
+from minfer.records.adapters import ALL_READY, UnreadyAdapters
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Reason, TransferCommand, WakeAt
+from minfer.records.messages import LoadAdapter, Reason, TransferCommand, WakeAt
 from minfer.records.plan import Copy
 from minfer.records.request import Request
+from minfer.records.sequence import Sequence
 from minfer.records.state import EngineState
 
 
@@ -45,7 +47,10 @@ class StepBuilder:
     copies: tuple[Copy, ...] = ()  # of kept states
     reasons: list[Reason] = field(factory=list)
     wakes: tuple[WakeAt, ...] = ()
-    loads: list[TransferCommand] = field(factory=list)  # that begin
+    loads: list[TransferCommand | LoadAdapter] = field(factory=list)  # that begin
+    unready: UnreadyAdapters = ALL_READY  # whose samples are passed over
+    slot_blocked: Sequence | None = None  # the first that waits for a slot
+    max_passes: int = 0  # of each slot's adapter, in a stay, before that one
 
     def forget(self, preempted: set[int]) -> None:
         """Remove generations that were preempted from the step."""

@@ -13,7 +13,7 @@ from typing import Any
 from minfer.policies.mistakes import error_text, raising_line
 from minfer.records.config import EngineConfig
 from minfer.records.messages import PolicyOverride, clip
-from minfer.records.policy import Load, Policy, Rank
+from minfer.records.policy import ADAPTER_PASSES, Load, Policy, Rank
 from minfer.records.request import Request
 from minfer.records.sequence import Place
 from minfer.records.state import EngineState
@@ -274,3 +274,15 @@ def drafts(
         config, state, "drafts", load, limit, read=_count, default=limit
     )
     return max(0, min(answer, limit)), state
+
+
+def adapter_passes(
+    config: EngineConfig, state: EngineState, load: Load
+) -> tuple[int, EngineState]:
+    """How many samples with one adapter may pass the first sample that waits for a slot,
+    in one stay on the device. First come: ADAPTER_PASSES.
+    """
+    answer, state = _call_policy(
+        config, state, "adapter_passes", load, read=_count, default=ADAPTER_PASSES
+    )
+    return max(0, answer), state

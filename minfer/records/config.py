@@ -4,6 +4,7 @@ from typing import Final
 
 from attrs import field, frozen
 
+from minfer.records.adapters import MAX_ADAPTER_SLOTS
 from minfer.records.policy import FirstCome, Policy
 from minfer.records.speculation import DEVICE, Speculation
 from minfer.records.state_keeping import StateKeeping
@@ -99,6 +100,8 @@ class EngineConfig:
     # Freed blocks in `spare`, before they become a run: the order of allocation depends
     # on it.
     freed_run: int = field(default=64, validator=number(1))
+    # How many adapters are on the device at once; 0: requests with one are rejected.
+    adapter_slots: int = field(default=0, validator=number(0, MAX_ADAPTER_SLOTS))
     # whether blocks of a window are taken chunk by chunk: computed once, on creation
     by_chunk: bool = field(init=False, eq=False, repr=False)
     # Computed, too: the index of the state group, and the pages of a state; None and 0

@@ -14,6 +14,7 @@ from attrs import field, frozen
 
 from minfer.blocks.keys import Keys
 from minfer.blocks.prefix import Pages
+from minfer.records.adapters import check_adapter
 from minfer.records.plan import Plan, Pooled, Yields
 from minfer.records.request import Request
 from minfer.records.sequence import SampleId, SampleIds
@@ -179,8 +180,54 @@ class Lost:
     error: str = ""
 
 
+@frozen
+class AdapterLoaded:
+    """The load of an adapter into a slot (`LoadAdapter`) is done."""
+
+    adapter: str
+    slot: int
+
+
+@frozen
+class AdapterFailed:
+    """The load of an adapter into a slot failed: what is in the slot is undefined, and
+    it will not be written any more. The samples that wait for the adapter end with the
+    reason "error". A later request may have it loaded again.
+    """
+
+    adapter: str
+    slot: int
+    error: str = ""
+
+
+@frozen
+class DropAdapter:
+    """The operator unloads an adapter: its slot is emptied once no running sample has it.
+    Requests for it that are in the engine are served, or end with an error if it has to
+    be loaded again and cannot.
+    """
+
+    adapter: str
+
+    def __attrs_post_init__(self) -> None:
+        check_adapter(self.adapter, "adapter")
+
+
+AdapterEvent = AdapterLoaded | AdapterFailed | DropAdapter
 Event = (
-    Tick | Submit | Cancel | Finish | Pause | Propose | Executed | Failed | Moved | Lost
+    Tick
+    | Submit
+    | Cancel
+    | Finish
+    | Pause
+    | Propose
+    | Executed
+    | Failed
+    | Moved
+    | Lost
+    | AdapterLoaded
+    | AdapterFailed
+    | DropAdapter
 )
 # A subclass of one is not an event: it could not be written to a journal and read again.
 EVENTS: Final = frozenset(get_args(Event))
@@ -262,13 +309,25 @@ TransferCommand = Move | StoreBlocks | FetchBlocks
 
 
 @frozen
+class LoadAdapter:
+    """Load an adapter into a slot of the device, in the place of what is there, beside
+    the steps, and report `AdapterLoaded` or `AdapterFailed`, with the same fields.
+
+    No step in flight, and none to come before the report, has a row that reads the slot.
+    """
+
+    adapter: str  # its digest
+    slot: int
+
+
+@frozen
 class WakeAt:
     """No step can be planned now, but one can at `time` (seconds): send a Tick then."""
 
     time: float
 
 
-Command = Execute | TransferCommand | Emit | WakeAt
+Command = Execute | TransferCommand | LoadAdapter | Emit | WakeAt
 
 
 @frozen
@@ -294,8 +353,9 @@ class QueueBlocked(OfSample):
     """The head of the queue has to wait; reported once until the cause changes."""
 
     # "blocks", "rows", "budget", "sibling", "policy", "loading" (its cached blocks are on
-    # their way, and so are those of all others) or "share": all waiting clients are
-    # deferred, as each has its share of seats or joins
+    # their way, and so are those of all others), "adapter" (its adapter is not on the
+    # device, and all others wait for theirs, or for blocks on their way) or "share": all
+    # waiting clients are deferred, as each has its share of seats or joins
     cause: str
     needs: int = 0  # blocks, if that is the cause
     available: int = 0
@@ -373,6 +433,39 @@ class Recomputing(OfSample):
 
 
 @frozen
+class AdapterLoading(OfSample):
+    """A waiting sample's adapter is loaded into a slot of the device, where `evicted` was
+    before ("": the slot was empty). Samples behind it pass it meanwhile.
+    """
+
+    adapter: str
+    slot: int
+    evicted: str
+
+
+@frozen
+class SlotBlocked(OfSample):
+    """The first waiting sample whose adapter is not on the device waits for a slot: in
+    each an adapter is being loaded, or is used by running samples. Reported once until
+    another sample is the first.
+    """
+
+    adapter: str
+    loading: int  # slots
+    used: int
+
+
+@frozen
+class AdapterLost:
+    """The load of an adapter failed: the samples that waited for it have ended."""
+
+    adapter: str
+    slot: int
+    error: str
+    ended: int  # samples
+
+
+@frozen
 class LostBlocks:
     """A transfer failed: its blocks could not be copied."""
 
@@ -440,6 +533,9 @@ Reason = (
     | StateMissed
     | Loading
     | Recomputing
+    | AdapterLoading
+    | SlotBlocked
+    | AdapterLost
     | LostBlocks
     | SavesSkipped
     | Ended

@@ -53,6 +53,9 @@ is 1 more
 - After the step, the working state of a row in `drafts` has taken in the row's accepted
   inputs and no rejected one, because it cannot be overwritten by position. The executor
   ensures that before it executes `saves`, and before the next plan.
+- A row that was opened with an `adapter_slot` computes with the adapter that is in that
+  slot, until another generation takes over the row. The adapter is there before the plan
+  is made (`LoadAdapter`), and stays until no plan in flight has such a row.
 - A failure is reported once, for the earliest plan that failed, and after it no plan that
   had been handed over may touch the cache any more.
 """
@@ -62,6 +65,7 @@ from typing import Any
 
 from attrs import frozen
 
+from minfer.records.adapters import NO_SLOT
 from minfer.records.sequence import SampleId
 from minfer.records.token_logprobs import TokenLogprobs
 from minfer.sampling.reference_sampler import RowSampling
@@ -143,10 +147,10 @@ class NewRow:
     last_index: int  # of the last token that it may have
     sampling: RowSampling
     tables: tuple[tuple[int, ...], ...]  # blocks, for each group of layers
-    # an adapter (LoRA) to be added to the model's weights; none is loaded yet
-    adapter: str = ""
     # how its prompt is pooled to one vector; the row then yields no token
     pooling: str = ""
+    # The slot of the adapter (LoRA) that is added to the model's weights; NO_SLOT: none.
+    adapter_slot: int = NO_SLOT
 
 
 @frozen

@@ -129,7 +129,9 @@ def plan_to(plan: Plan) -> bytes:
         _section(words, grow.blocks)
     words.append(len(plan.opens))
     for opened in plan.opens:
-        words.extend((opened.index, opened.prompt, opened.last_index))
+        words.extend(
+            (opened.index, opened.prompt, opened.last_index, opened.adapter_slot)
+        )
         _section(words, opened.known)
         words.append(len(opened.tables))
         for table in opened.tables:
@@ -145,7 +147,7 @@ def _beside(plan: Plan) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if plan.opens:
         fields["opens"] = [
-            [opened.name, opened.adapter, opened.pooling, _sampling_to(opened.sampling)]
+            [opened.name, opened.pooling, _sampling_to(opened.sampling)]
             for opened in plan.opens
         ]
     return fields
@@ -195,8 +197,8 @@ def _opens_from(words: _WordReader, fields: Any) -> Iterator[NewRow]:
     count = words.one()
     if count != len(fields):
         raise ValueError(f"{count} rows are opened, of which {len(fields)} are described")
-    for (name, sample), adapter, pooling, sampling in fields:
-        index, prompt, last = words.take(3)
+    for (name, sample), pooling, sampling in fields:
+        index, prompt, last, adapter_slot = words.take(4)
         tokens = words.section()
         tables = tuple(words.section() for _ in range(words.one()))
         yield NewRow(
@@ -207,8 +209,8 @@ def _opens_from(words: _WordReader, fields: Any) -> Iterator[NewRow]:
             last_index=last,
             sampling=_sampling_from(sampling),
             tables=tables,
-            adapter=adapter,
             pooling=pooling,
+            adapter_slot=adapter_slot,
         )
 
 

@@ -1,7 +1,7 @@
 """Scheduling policy: who goes first, who is preempted, how much a step takes, and whether
 to wait.
 
-A policy is an object with eleven pure functions. It decides order and amounts only: the
+A policy is an object with twelve pure functions. It decides order and amounts only: the
 engine ensures, whatever a policy answers, that blocks are conserved, budgets are kept and
 no sequence is planned twice. A policy's own state is part of `EngineState` and is passed
 in; policy objects hold none.
@@ -16,6 +16,7 @@ from attrs.exceptions import FrozenInstanceError
 
 from minfer.records.request import Request
 
+ADAPTER_PASSES: Final = 4  # of `Policy.adapter_passes`, unless a policy says otherwise
 Rank = tuple[float, ...]  # lower goes first; the engine breaks ties by arrival
 
 
@@ -115,6 +116,13 @@ class Policy(Protocol):
         `most`.
         """
         return most
+
+    def adapter_passes(self, state: Any, load: Load) -> int:
+        """Return how many samples with one adapter may be admitted, during its stay on
+        the device, before a sample that waits for a slot for its own adapter. More let
+        the batch stay larger, and fewer shorten that sample's wait.
+        """
+        return ADAPTER_PASSES
 
 
 FIELDS_ADVICE: Final = (

@@ -7,6 +7,7 @@ from typing import Any, Final
 from attrs import evolve, field, frozen
 
 from minfer.blocks.keys import Key, Keys, Tails
+from minfer.records.adapters import check_adapter
 from minfer.sampling.beam import BeamRound
 from minfer.sampling.params import MAX_ADJUSTMENTS
 from minfer.sampling.params import MAX_SAMPLES as MAX_SAMPLES
@@ -123,7 +124,8 @@ class Request:
     priority: int = 0  # lower runs first, under a policy that uses it
     client: str = ""  # the client; used by fair shares
     deadline: float = math.inf  # seconds after its arrival; used by earliest deadline
-    root: Key = b""  # the key before the first block: fingerprint and salt
+    # The key before the first block: of fingerprint, salt and adapter.
+    root: Key = b""
     # Trusted: a wrong key gives this request the KV of another one, and keys that
     # contradict those of others break the pool, which no other field can do. They are
     # computed once, where the prompt becomes token ids, and the API server processes send
@@ -141,6 +143,9 @@ class Request:
     # Whether another engine took it before: it enters the waiting queue even if that is
     # full, as its client was told no such thing.
     taken: bool = False
+    # The digest of the adapter that is added to the model's weights, in hex digits; "":
+    # none. `root` was made with it.
+    adapter: str = ""
     # token id: computed once, on creation
     largest: int = field(init=False, eq=False, repr=False)
 
@@ -182,6 +187,7 @@ class Request:
         for param in ("needs_host_mask", "taken"):
             if not isinstance(getattr(self, param), bool):
                 raise ParameterError(param, "must be true or false")
+        check_adapter(self.adapter, "adapter", may_be_empty=True)
         if not isinstance(self.root, bytes):
             raise ParameterError("root", "must be bytes")
         if not isinstance(self.keys, tuple) or not set(map(type, self.keys)) <= {bytes}:

@@ -10,6 +10,7 @@ from minfer.blocks.keys import Keys
 from minfer.blocks.ownership import Blocks
 from minfer.blocks.pool import Pool
 from minfer.blocks.prefix import PrefixIndex
+from minfer.records.adapters import NO_ADAPTERS, Adapters, AdapterSlot
 from minfer.records.config import EngineConfig
 from minfer.records.drafting import NOTHING_DRAFTED, Drafting
 from minfer.records.messages import (
@@ -97,15 +98,17 @@ class EngineState:
     blocked: BlockedHead | None = None  # the last one that was reported
     deferred_clients: frozenset[str] = frozenset()  # clients that the last plan deferred
     overrides: tuple[PolicyOverride, ...] = ()  # within a turn; they leave it as reasons
+    adapters: Adapters = NO_ADAPTERS
 
 
 def head_of_queue(state: EngineState) -> Sequence:
     """The head of the queue for the last plan: the first sequence whose client was not
-    deferred, and whose blocks are not on their way; or if there is none, the first of
-    all. The queue must not be empty.
+    deferred, whose blocks are not on their way and whose adapter was ready; or if there
+    is none, the first of all. The queue must not be empty.
     """
     deferred, loading = state.deferred_clients, state.tiers.loading
-    return state.waiting.first_but(deferred, loading) or state.waiting.first()
+    unready = state.adapters.unready
+    return state.waiting.first_but(deferred, loading, unready) or state.waiting.first()
 
 
 def waiting_sample(state: EngineState, name: SampleId) -> Sequence | None:
@@ -198,4 +201,7 @@ def initial(config: EngineConfig) -> EngineState:
         raise ConfigError(
             f"scheduling policy {kind}: start() raised {error!r}"
         ) from error
-    return EngineState(blocks, rows, policy, tiers=Tiers.under(config.host))
+    slots = Adapters((AdapterSlot(),) * config.adapter_slots)
+    return EngineState(
+        blocks, rows, policy, tiers=Tiers.under(config.host), adapters=slots
+    )

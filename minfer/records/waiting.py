@@ -2,8 +2,8 @@
 
 Inserting or removing copies one bucket and the list of buckets: O(sqrt n) words at 10,000
 waiting, where one flat tuple would copy them all. Bulk changes copy each bucket once. The
-sequences of each client are counted, so that the queue is searched past deferred clients
-only if it has others.
+sequences of each client and of each adapter are counted, so that the queue is searched
+past deferred clients and unready adapters only if it has others.
 """
 
 from bisect import bisect_left, bisect_right
@@ -15,6 +15,7 @@ from typing import Final
 
 from attrs import frozen
 
+from minfer.records.adapters import ALL_READY, UnreadyAdapters
 from minfer.records.sequence import Place, Sequence
 from minfer.values import thresholds
 from minfer.values.pmap import Map
@@ -29,6 +30,8 @@ class WaitingQueue:
     buckets: tuple[tuple[Sequence, ...], ...] = ()
     size: int = 0
     counts: Map[str, int] = Map()  # sequences by client that can be deferred with it
+    adapters: Map[str, int] = Map()  # sequences by adapter, of those that have one
+    num_with_adapter: int = 0
 
     def __len__(self) -> int:
         return self.size
@@ -41,20 +44,36 @@ class WaitingQueue:
         return self.buckets[0][0]
 
     def first_but(
-        self, deferred: Collection[str], loading: Collection[str] = ()
+        self,
+        deferred: Collection[str],
+        loading: Collection[str] = (),
+        unready: UnreadyAdapters = ALL_READY,
     ) -> Sequence | None:
-        """The first sequence whose request is not in `loading`, and whose client is not
-        in `deferred`, or that ran before and so is never deferred.
+        """The first sequence whose request is not in `loading`, whose adapter is not in
+        `unready`, and whose client is not in `deferred`, or that ran before and so is
+        never deferred.
         """
-        if not deferred and not loading:
+        if not deferred and not loading and (unready is ALL_READY or not unready):
             return self.first() if self.size else None
         if sum(self.counts.get(client, 0) for client in deferred) == self.size:
             return None
+        if unready and not self._has_ready(unready):
+            return None
         for seq in self:
             free = seq.ran_before or seq.request.client not in deferred
-            if free and seq.request.id not in loading:
+            if not free or seq.request.id in loading:
+                continue
+            if not unready or seq.request.adapter not in unready:
                 return seq
         return None
+
+    def _has_ready(self, unready: UnreadyAdapters) -> bool:
+        """Whether the adapter of any sequence is ready, or any has none."""
+        adapters = self.adapters
+        if unready.ready is not None:
+            others = (adapter in adapters for adapter in unready.ready - unready.passed)
+            return self.size > self.num_with_adapter or any(others)
+        return sum(adapters.get(adapter, 0) for adapter in unready.passed) < self.size
 
     def last(self) -> Sequence:
         """The last sequence of the queue, which must not be empty."""
@@ -74,7 +93,7 @@ class WaitingQueue:
             (new,) if len(new) < thresholds.QUEUE_BUCKET else (new[:half], new[half:])
         )
         buckets = (*self.buckets[:index], *halves, *self.buckets[index + 1 :])
-        return WaitingQueue(buckets, self.size + 1, self._counted([seq], 1))
+        return self._counted(buckets, [seq], 1)
 
     def remove(self, place: Place) -> "WaitingQueue":
         """The queue without the sequence at `place`; the same queue if there is none."""
@@ -84,8 +103,7 @@ class WaitingQueue:
         new = old[:cut] + old[cut + 1 :]
         rest = (new,) if new else ()
         buckets = (*self.buckets[:index], *rest, *self.buckets[index + 1 :])
-        counts = self._counted(old[cut : cut + 1], -1)
-        return WaitingQueue(buckets, self.size - 1, counts)
+        return self._counted(buckets, old[cut : cut + 1], -1)
 
     def insert_many(self, seqs: Iterable[Sequence]) -> "WaitingQueue":
         """The queue with all of `seqs` at their places, which must be unoccupied."""
@@ -100,8 +118,7 @@ class WaitingQueue:
             buckets[index : index + 1] = [
                 tuple(together[start : start + size]) for start in starts
             ]
-        counts = self._counted(new, 1)
-        return WaitingQueue(tuple(buckets), self.size + len(new), counts)
+        return self._counted(tuple(buckets), new, 1)
 
     def remove_many(self, places: Iterable[Place]) -> "WaitingQueue":
         """The queue without the sequences at those of the `places` that are occupied."""
@@ -113,20 +130,26 @@ class WaitingQueue:
             buckets[index] = tuple(
                 [seq for seq in buckets[index] if seq.place not in removed]
             )
-        left = tuple(filter(None, buckets))
-        return WaitingQueue(left, self.size - len(out), self._counted(out, -1))
+        return self._counted(tuple(filter(None, buckets)), out, -1)
 
-    def _counted(self, seqs: Iterable[Sequence], sign: int) -> Map[str, int]:
-        """The counts with these sequences added (`sign` 1) or removed (-1)."""
-        counts = self.counts
+    def _counted(
+        self,
+        buckets: tuple[tuple[Sequence, ...], ...],
+        seqs: Collection[Sequence],
+        sign: int,
+    ) -> "WaitingQueue":
+        """The queue of `buckets`, to which these sequences were added (`sign` 1), or from
+        which they were removed (-1).
+        """
         clients = [seq.request.client for seq in seqs if not seq.ran_before]
-        changes = (
-            Counter(clients).items() if len(clients) > 1 else [(c, 1) for c in clients]
-        )
-        for client, count in changes:
-            now = counts.get(client, 0) + sign * count
-            counts = counts.set(client, now) if now else counts.delete(client)
-        return counts
+        counts = _with_counts(self.counts, clients, sign)
+        size = self.size + sign * len(seqs)
+        adapters = [seq.request.adapter for seq in seqs if seq.request.adapter]
+        if not (adapters or self.num_with_adapter):  # most engines have none
+            return WaitingQueue(buckets, size, counts)
+        by_adapter = _with_counts(self.adapters, adapters, sign)
+        num_with_adapter = self.num_with_adapter + sign * len(adapters)
+        return WaitingQueue(buckets, size, counts, by_adapter, num_with_adapter)
 
     def _spot(self, place: Place) -> tuple[int, tuple[Sequence, ...], int]:
         """The last bucket that starts at or before `place`, or the first, and the index
@@ -136,3 +159,12 @@ class WaitingQueue:
         index = max(0, after - 1)
         bucket = self.buckets[index] if self.buckets else ()
         return index, bucket, bisect_left(bucket, place, key=_place)
+
+
+def _with_counts(counts: Map[str, int], names: list[str], sign: int) -> Map[str, int]:
+    """The counts with `sign` added for each of the names."""
+    changes = Counter(names).items() if len(names) > 1 else [(name, 1) for name in names]
+    for name, count in changes:
+        now = counts.get(name, 0) + sign * count
+        counts = counts.set(name, now) if now else counts.delete(name)
+    return counts

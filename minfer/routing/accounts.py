@@ -5,10 +5,14 @@ dispatch --> waiting for prefill --> start --> running --> end
                     +---------------------------------------+
 """
 
+from typing import Final
+
 from minfer.routing.messages import LoadReport, RoutingRequest
 from minfer.routing.state import Dispatch, Replica, RouterState
 from minfer.values.pmap import Map
 from minfer.values.record import evolve
+
+MAX_ADAPTERS: Final = 64  # of a replica, that are remembered between reports
 
 
 def prefill_tokens(tokens: int, hit: int, block_size: int) -> int:
@@ -39,9 +43,18 @@ def dispatch(
         live=replica.live.set(request.id, dispatched),
         waiting=_add_tokens(replica.waiting, request.tenant, prefill),
         waiting_tokens=replica.waiting_tokens + prefill,
+        adapters=_with_adapter(replica.adapters, request.adapter),
     )
     state = evolve(state, requests=state.requests.set(request.id, name))
     return with_replica(state, replica)
+
+
+def _with_adapter(adapters: tuple[str, ...], adapter: str) -> tuple[str, ...]:
+    """These adapters and another one, which is the latest; the oldest is forgotten."""
+    if not adapter or adapters[-1:] == (adapter,):
+        return adapters
+    others = [name for name in adapters if name != adapter]
+    return (*others[-MAX_ADAPTERS + 1 :], adapter)
 
 
 def start(state: RouterState, request_id: str) -> RouterState:
@@ -74,12 +87,14 @@ def end(state: RouterState, request_id: str) -> RouterState:
 
 def report(state: RouterState, load: LoadReport) -> RouterState:
     """Set a replica's load to what it reported, which includes all requests until now."""
+    before = state.replicas[load.replica]
     replica = evolve(
-        state.replicas[load.replica],
+        before,
         requests=load.waiting + load.running,
         backlog=load.prefill,
         pages=load.pages,
-        reports=state.replicas[load.replica].reports + 1,
+        reports=before.reports + 1,
+        adapters=before.adapters if load.adapters is None else load.adapters,
     )
     return with_replica(state, replica)
 

@@ -39,13 +39,14 @@ class RoutingRequest:
     output: int | None = None  # expected output tokens
     # The replicas that can serve it, by name; None: all.
     allowed: tuple[str, ...] | None = None
+    adapter: str = ""  # that it needs, by a digest or another name; none, if empty
 
     def __attrs_post_init__(self) -> None:
         if self.allowed is not None and (
             type(self.allowed) is not tuple or not set(map(type, self.allowed)) <= {str}
         ):
             raise ParameterError("allowed", "must be a tuple of names")
-        for param in ("id", "tenant", "session"):
+        for param in ("id", "tenant", "session", "adapter"):
             check_text(getattr(self, param), param)
         _check_keys(self.keys)
         check_number(self.tokens, "tokens", 0, LARGEST_TOKEN, whole=True)
@@ -123,9 +124,16 @@ class LoadReport(_ReplicaEvent):
     running: int  # sequences
     prefill: int  # tokens of both whose prefill is still to come
     pages: int | None = None  # that can be allocated, if known
+    # The adapters on its device, as requests name them; None: not known.
+    adapters: tuple[str, ...] | None = None
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
+        adapters = self.adapters
+        if adapters is not None and (
+            type(adapters) is not tuple or not set(map(type, adapters)) <= {str}
+        ):
+            raise ParameterError("adapters", "must be a tuple of names")
         for param in ("waiting", "running", "prefill"):
             check_number(getattr(self, param), param, 0, MAX_INT64, whole=True)
         if self.pages is not None:

@@ -101,6 +101,7 @@ class Prefix(RoutingPolicy):
 
         token * (prefill tokens that wait there + miss * those of the request that it has
         not cached) + row * (expected output tokens) * (sequences there)
+        + adapter, if the request's adapter is not on its device
 
     that is, the time until the first token, and what the sequences there add to all other
     tokens. A token to be computed counts `miss` times, since it delays later requests,
@@ -127,6 +128,7 @@ class Prefix(RoutingPolicy):
     row: float = field(default=19e-6, validator=_number(0))  # seconds a step
     output: int = field(default=256, validator=_number(0))  # tokens, if none are expected
     affinity: float = field(default=0.05, validator=_number(0))  # seconds
+    adapter: float = field(default=0.03, validator=_number(0))  # seconds of a load
     least: int = field(default=8192, validator=_number(0))  # tokens
     patience: float = field(default=0.5, validator=_number(0))  # seconds
 
@@ -159,6 +161,8 @@ class Prefix(RoutingPolicy):
                 token * (replica.backlog + miss * candidate.prefill)
                 + row_seconds * requests
             )
+            if request.adapter and request.adapter not in replica.adapters:
+                cost += self.adapter
             if tenant in waiting and not self._is_fair(candidate, tenant):
                 unfair.append(cost)
             else:

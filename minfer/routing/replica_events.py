@@ -146,7 +146,13 @@ def load_report(config: EngineConfig, name: str, state: EngineState) -> LoadRepo
         running=len(run),
         prefill=prefill,
         pages=state.blocks.available,
+        adapters=_adapters(state) if config.adapter_slots else None,
     )
+
+
+def _adapters(state: EngineState) -> tuple[str, ...]:
+    """The adapters on the device, and those that are being loaded."""
+    return tuple(slot.adapter for slot in state.adapters.slots if slot.adapter)
 
 
 def cache_events(

@@ -44,6 +44,9 @@ class Replica:
     backlog: int = 0  # tokens whose prefill is still to come
     pages: int | None = None  # that could be allocated at the last report, if it said so
     reports: int = 0  # of its load so far
+    # The adapters that are believed to be on its device: those of its last report that
+    # named any, and of requests that were dispatched since, the latest last.
+    adapters: tuple[str, ...] = ()
     # All requests that were dispatched and have not ended.
     live: Map[str, Dispatch] = Map()
     # Prefill tokens of those that have not started, by tenant and of all.

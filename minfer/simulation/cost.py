@@ -91,6 +91,7 @@ class CostModel:
     captured: int = 0
     eager: float = _cost(default=0.0)  # its forward
     eager_token: float = _cost(default=0.0)  # a prefill token
+    adapter: float = _cost(default=0.0)  # a load of an adapter into a slot
     overlaps: bool = True  # the device works while the host takes a turn
 
     def __attrs_post_init__(self) -> None:

@@ -9,7 +9,9 @@ there, which depends on the token, its position and all that attention saw befor
 *through the block tables*. Each group of layers has KV of its own, in bundles of pages.
 The next token is a hash over the digests of all blocks that attention reads through the
 table of each group. So an aliased, stale, unmoved or wrongly rolled back block changes
-tokens, and so does an off-by-one error of a table, a position or an input. The cost of a
+tokens, and so does an off-by-one error of a table, a position or an input. What is in a
+row's slot for adapters enters the KV and the next token, too, as it is when the step
+runs: so do a wrong slot, and one that is written too early. The cost of a
 step is its new tokens plus one digest per block. Hashes are of tuples of int, which
 Python does not randomise: the same in every process.
 """
@@ -23,11 +25,15 @@ from attrs import define, evolve
 
 from minfer.blocks.keys import Key
 from minfer.blocks.window import outside, unreleased
+from minfer.records.adapters import NO_SLOT
 from minfer.records.config import CacheGroup
 from minfer.records.messages import (
+    AdapterFailed,
+    AdapterLoaded,
     Executed,
     Failed,
     FetchBlocks,
+    LoadAdapter,
     Lost,
     Move,
     Moved,
@@ -91,13 +97,21 @@ class OracleRow:
     next: int = 0  # the position of that token
     pooling: str = ""
     total: int = 0  # of the digests of all inputs since it was opened
+    adapter_slot: int = NO_SLOT
 
     @classmethod
     def of(cls, opened: NewRow) -> "OracleRow":
         """The row of a new run id."""
         sampling, pooling = opened.sampling, opened.pooling
         tables = [*map(list, opened.tables)]
-        return cls(opened.name, opened.prompt, sampling, tables, pooling=pooling)
+        return cls(
+            opened.name,
+            opened.prompt,
+            sampling,
+            tables,
+            pooling=pooling,
+            adapter_slot=opened.adapter_slot,
+        )
 
 
 class Oracle:
@@ -116,6 +130,8 @@ class Oracle:
         # Likewise, of the external store: its pages by content key.
         self.outside: dict[Key, list[list[int]]] = {}
         self.moves: deque[TransferCommand] = deque()  # that have begun
+        self.slots: dict[int, int] = {}  # the adapter in each slot, as a number
+        self.loads: deque[LoadAdapter] = deque()  # that have begun
         self.rows: dict[int, OracleRow] = {}
         self.plans: deque[Plan] = deque()
         self.deferred_masks: dict[int, SampleDeferred] = {}  # by step, the host's masks
@@ -203,6 +219,30 @@ class Oracle:
                     self.memory.update({page: [*content] for page, content in contents})
         return Moved(command.number)
 
+    def load_adapter(
+        self,
+        command: LoadAdapter,
+        report: Callable[[AdapterLoaded | AdapterFailed], None] | None = None,
+    ) -> None:
+        """Begin the load of an adapter: what is in its slot is undefined until the end.
+        With `report`, it ends at once.
+        """
+        self.slots.pop(command.slot, None)
+        self.loads.append(command)
+        if report is not None:
+            report(self.finish_load(len(self.loads) - 1))
+
+    def finish_load(
+        self, index: int = 0, error: str = ""
+    ) -> AdapterLoaded | AdapterFailed:
+        """End a load that has begun; with an error, its slot stays undefined."""
+        command = self.loads[index]
+        del self.loads[index]
+        if error:
+            return AdapterFailed(command.adapter, command.slot, error)
+        self.slots[command.slot] = int(command.adapter, 16)
+        return AdapterLoaded(command.adapter, command.slot)
+
     def _undefine(self, command: TransferCommand) -> None:
         """Make the content of what a transfer writes undefined."""
         written, pages = self.memory, list[int]()
@@ -217,6 +257,8 @@ class Oracle:
     def close(self) -> None:
         """Drop all plans and rows."""
         self.moves.clear()
+        self.slots.clear()
+        self.loads.clear()
         self.host.clear()
         self.outside.clear()
         self.memory.clear()
@@ -418,10 +460,12 @@ class Oracle:
                 for g in range(len(self.groups))
                 for k, page in enumerate(self._pages_of(row, g, block))
             ]
+            adapter = self._adapter(row)
             for token in islice(unread, self.block_size - slot):
                 context = self._context(row, row.next) if self.windowed else context
                 state = self._add_to_state(row, token)
-                digests = [hash((d, token, row.next, *context, *state)) for d in digests]
+                seen = (*context, *state, *adapter)
+                digests = [hash((d, token, row.next, *seen)) for d in digests]
                 for page_digests, g, k in slots:
                     page_digests.append(hash((digests[g], k)) if k else digests[g])
                 row.next += 1
@@ -440,7 +484,13 @@ class Oracle:
         digests = self._block_digests(row, row.next - 1)
         context = self._context(row, row.next - 1)
         state = (self._state(row),) if self.state_pages else ()
-        return hash((*context, *digests, *state, row.next, *noise))
+        adapter = self._adapter(row)
+        return hash((*context, *digests, *state, *adapter, row.next, *noise))
+
+    def _adapter(self, row: OracleRow) -> tuple[int, ...]:
+        """What is in the row's slot for adapters, if it has one."""
+        slot = row.adapter_slot
+        return () if slot == NO_SLOT else (self.slots.get(slot, hash((_GARBAGE, slot))),)
 
     def _block_digests(
         self, row: OracleRow, position: int, block: int | None = None

@@ -76,6 +76,7 @@ def routing_request(request: Request) -> RoutingRequest:
         tokens=len(request.prompt),
         tenant=request.client,
         output=request.max_tokens,
+        adapter=request.adapter,
     )
 
 

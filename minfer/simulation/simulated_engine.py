@@ -19,9 +19,11 @@ from minfer.journal.turns import Step, wrap_engine_errors
 from minfer.policies.mistakes import PolicyWarning, misnamed_methods
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
+    AdapterLoaded,
     Command,
     Event,
     Execute,
+    LoadAdapter,
     Lost,
     Move,
     Moved,
@@ -129,6 +131,31 @@ class _SimulatedTransfers:
 
 
 @define
+class _SimulatedLoads:
+    """The times of loads of adapters: one after the other."""
+
+    seconds: float  # of each
+    due: deque[tuple[float, AdapterLoaded]] = Factory(deque)
+
+    def begin(self, adapter: str, slot: int, now: float) -> None:
+        """Begin a load."""
+        begins = max(now, self.due[-1][0]) if self.due else now
+        self.due.append((begins + self.seconds, AdapterLoaded(adapter, slot)))
+
+    @property
+    def next(self) -> float:
+        """When the next one ends."""
+        return self.due[0][0] if self.due else math.inf
+
+    def ended(self, now: float) -> list[AdapterLoaded]:
+        """Those that have ended, in order; they are dropped."""
+        ends = list[AdapterLoaded]()
+        while self.next <= now:
+            ends.append(self.due.popleft()[1])
+        return ends
+
+
+@define
 class SimulatedEngine:
     """An engine and its device on a virtual clock: `due`, `take`, `launch`, and again.
 
@@ -148,6 +175,7 @@ class SimulatedEngine:
     _wake: float = field(init=False)
     _device: _SimulatedDevice = field(init=False)
     _transfers: _SimulatedTransfers = field(init=False)
+    _loads: _SimulatedLoads = field(init=False)
     # when the results of the first step in flight are collected, once that is known
     _collects: float | None = field(init=False, default=None)
 
@@ -168,6 +196,10 @@ class SimulatedEngine:
             self._transfers.begin_pages(
                 pages, transfer.kind, Moved(transfer.number), self.free
             )
+        self._loads = _SimulatedLoads(self.cost.adapter)
+        for index, slot in enumerate(self.state.adapters.slots):
+            if slot.loading:
+                self._loads.begin(slot.adapter, index, self.free)
         self._wake = self.free if self.state.requests else math.inf
 
     def due(self, arrival: float) -> float:
@@ -178,7 +210,8 @@ class SimulatedEngine:
             self._collects = max(self.free, self._device.end(self.free))
         if self._collects is not None:
             return self._collects
-        return max(self.free, min(self._wake, arrival, self._transfers.next))
+        moved = min(self._transfers.next, self._loads.next)
+        return max(self.free, min(self._wake, arrival, moved))
 
     def take_steady(
         self, until: float, note_cache: NoteCache | None = None
@@ -189,6 +222,7 @@ class SimulatedEngine:
         """
         if self._collects is None or not self.state.time <= self._collects < until:
             return None
+        until = min(until, self._loads.next)
         max_turns, yields = self._steady_yields()
         span = SteadyTurns(self.number, self.state, self.state, yields)
         while self._collects < until and len(span.times) < max_turns:
@@ -275,6 +309,7 @@ class SimulatedEngine:
             events += proposals(self.config, self.state, results, self.guesses)
             self._collects = None
         events += self._transfers.ended(now)
+        events += self._loads.ended(now)
         events += arrived
         self.free = now
         with wrap_engine_errors(self.number, self.state):
@@ -306,3 +341,5 @@ class SimulatedEngine:
                 ends = list[Moved | Lost]()
                 self.executor.move(command, ends.append)
                 self._transfers.begin(command, ends[0], self.free)
+            elif isinstance(command, LoadAdapter):
+                self._loads.begin(command.adapter, command.slot, self.free)

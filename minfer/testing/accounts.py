@@ -13,9 +13,10 @@ from minfer.blocks.keys import Key, block_keys, group_key
 from minfer.blocks.prefix import Pages
 from minfer.blocks.window import outside
 from minfer.lifecycle.transitions import Stage
+from minfer.records.adapters import NO_SLOT
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.drafting import Proposed
-from minfer.records.messages import Discarded, Finished
+from minfer.records.messages import AdapterLost, Discarded, Finished
 from minfer.records.plan import Plan
 from minfer.records.request import Request
 from minfer.records.sequence import Running, SampleId
@@ -39,6 +40,7 @@ class Seat:
     # whether it has taken the pages of the kept state from which it starts
     took_state: bool = False
     last_state: int = 0  # position of the last state that it started from, or saved
+    adapter_slot: int = NO_SLOT  # that its row reads, as the device was told
 
 
 @define(eq=False)
@@ -100,6 +102,7 @@ class TurnReport:
     # Samples whose working state is lost: their known tokens, and those with KV.
     requeued: dict[SampleId, tuple[int, int]] = field(factory=dict)
     lost: int = 0  # transfers that failed
+    lost_adapters: list[AdapterLost] = field(factory=list)  # without errors
     progress: bool = False  # a running sample has the results of a good step
 
 

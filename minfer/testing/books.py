@@ -69,6 +69,13 @@ class Books:
     # generation -> how far its prompt was computed by a step that ended in this turn
     filled: dict[int, int] = field(factory=dict)
     transfers: set[int] = field(factory=set)  # numbers of those in flight
+    # Of the device: the adapter in each slot that has one; those on their way; slots that
+    # are emptied once they are unused; and how many samples of a slot's adapter were
+    # admitted in its stay before one that waits for a slot.
+    slots: dict[int, str] = field(factory=dict)
+    loading: dict[int, str] = field(factory=dict)
+    dropped: set[int] = field(factory=set)
+    passes: Counter[int] = field(factory=Counter)
     # how often each move was made
     moves: Counter[tuple[Stage, Cause]] = field(factory=Counter)
 
@@ -102,8 +109,16 @@ class Books:
                 opened=run.scheduled[i] > run.starts[i],
                 took_state=not run.chains[i].states.origin,
                 last_state=run.chains[i].states.last,
+                adapter_slot=state.adapters.slot_of(account.request.adapter),
             )
             books.seats[run_id] = account.seat
+        for index, slot in enumerate(state.adapters.slots):
+            if slot.adapter:
+                there = books.loading if slot.loading else books.slots
+                there[index] = slot.adapter
+            if slot.dropped:
+                books.dropped.add(index)
+            books.passes[index] = slot.passes
         books.transfers = {transfer.number for transfer in state.tiers.transfers}
         for plan in state.inflight:
             books.flights.append(books.flight(plan))
@@ -147,11 +162,22 @@ class Books:
         self.seats.pop(account.seat.run_id, None)
         self.released_seats.append(account.seat)
         account.seat = None
+        self.empty_dropped(account.request.adapter)
         if self.flights or steps:
             last = self.flights[-1].plan.step if self.flights else NEVER
             self.fenced.append(FencedBlocks(account, frozenset((last, *steps))))
         elif account.stage is Stage.FENCED:
             self.move(account, Cause.RELEASED)
+
+    def empty_dropped(self, adapter: str) -> None:
+        """Empty the slot of an adapter that was dropped, unless a running sample has
+        it.
+        """
+        used = any(account.request.adapter == adapter for account in self.running)
+        if not used:
+            for slot in [s for s in self.dropped if self.slots.get(s) == adapter]:
+                del self.slots[slot]
+                self.dropped.discard(slot)
 
     def open_fences(self, step: int | None) -> None:
         """Open the fences of the plans up to `step`, or all."""

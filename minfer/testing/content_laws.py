@@ -11,6 +11,7 @@ from attrs import define, field, frozen
 from minfer.blocks.keys import Key, Keys, block_keys, group_key, tail_keys
 from minfer.blocks.prefix import Pages, every_node
 from minfer.records.config import CacheGroup
+from minfer.records.request import Request
 from minfer.records.state import EngineState
 from minfer.testing.accounts import Seat, held_blocks
 from minfer.testing.books import Books
@@ -23,6 +24,7 @@ class CachedContent:
 
     key: Key
     root: Key  # the key before the first block
+    adapter: str  # with which it was computed, if any
     tokens: tuple[int, ...]  # all up to the end of the block's content
 
 
@@ -84,9 +86,9 @@ class BlockContents:
             self._add_computed(books, seat, new)
         for saved in books.saved:
             if new.get(saved.pages) == saved.key:
-                root = saved.seat.account.request.root
-                content = CachedContent(new.pop(saved.pages), root, saved.tokens)
-                self.blocks[saved.pages] = content
+                self.blocks[saved.pages] = _content(
+                    new.pop(saved.pages), saved.seat.account.request, saved.tokens
+                )
         self.computed.update({content.key: content for content in self.blocks.values()})
         # The rest was loaded: it was computed before, and is the same under its key.
         loaded = books.config.has_tiers
@@ -98,19 +100,18 @@ class BlockContents:
     def _add_computed(self, books: Books, seat: Seat, new: dict[Pages, Key]) -> None:
         """Learn what a sequence has computed into new blocks."""
         size, request = books.config.block_size, seat.account.request
-        root, tokens = request.root, seat.account.tokens
+        tokens = seat.account.tokens
         keys: Keys = ()
         for g, group in enumerate(books.config.block_groups):
             for k, pages in enumerate(bundled(seat, g, group)[: seat.kv // size]):
                 if pages not in new:
                     continue
                 # Outside a window the entries of a table may be blocks of others by now.
-                keys = keys or block_keys(root, tokens, size)
+                keys = keys or block_keys(request.root, tokens, size)
                 if new[pages] == group_key(keys[k], g):
-                    content = CachedContent(
-                        new.pop(pages), root, tokens[: (k + 1) * size]
+                    self.blocks[pages] = _content(
+                        new.pop(pages), request, tokens[: (k + 1) * size]
                     )
-                    self.blocks[pages] = content
             self._add_tail(seat, new, size, g, group)
 
     def _add_tail(
@@ -124,8 +125,7 @@ class BlockContents:
         keys = block_keys(request.root, request.prompt, size)
         _, key = tail_keys(request.root, keys, request.prompt, size)
         if key and new.get(pages) == group_key(key, g):
-            content = CachedContent(new.pop(pages), request.root, request.prompt)
-            self.blocks[pages] = content
+            self.blocks[pages] = _content(new.pop(pages), request, request.prompt)
 
     def _compare(self, books: Books, after: EngineState) -> None:
         """Check that every reader of a block has the tokens of its content."""
@@ -139,11 +139,16 @@ class BlockContents:
                     content = self.blocks.get(table[start : start + group.pages])
                     if content is None:
                         continue
-                    expected = account.request.root, account.tokens[: (k + 1) * size]
-                    if (content.root, content.tokens) != expected:
+                    read = account.tokens[: (k + 1) * size]
+                    if content != _content(content.key, account.request, read):
                         raise InvariantError(
                             "shared content", f"{account.id} reads {content} at block {k}"
                         )
+
+
+def _content(key: Key, request: Request, tokens: tuple[int, ...]) -> CachedContent:
+    """What is in a block under `key` after these tokens of a request."""
+    return CachedContent(key, request.root, request.adapter, tokens)
 
 
 def bundled(seat: Seat, g: int, group: CacheGroup) -> list[Pages]:

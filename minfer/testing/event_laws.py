@@ -13,8 +13,12 @@ from minfer.lifecycle.transitions import Cause, Stage
 from minfer.records.config import EngineConfig
 from minfer.records.drafting import Proposed
 from minfer.records.messages import (
+    AdapterEvent,
+    AdapterFailed,
+    AdapterLoaded,
     Cancel,
     Discarded,
+    DropAdapter,
     Emit,
     Ended,
     Event,
@@ -35,6 +39,7 @@ from minfer.records.sequence import SampleId
 from minfer.records.speculation import HOST
 from minfer.records.state import Transition
 from minfer.testing.accounts import SampleAccount, TurnReport, new_account
+from minfer.testing.adapter_laws import close_lost, end_load
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require
 from minfer.testing.needs import pages_at_once
@@ -55,6 +60,7 @@ def can_run(config: EngineConfig, request: Request, waiting: int) -> bool:
     tokens = (*request.prompt, *request.output)
     in_vocabulary = all(0 <= token < config.vocab_size for token in tokens)
     may_exceed = request.continues or request.taken
+    has_slots = not request.adapter or config.adapter_slots > 0
     queue_has_room = waiting + request.n <= config.max_waiting or may_exceed
     return (
         fits_model
@@ -62,6 +68,7 @@ def can_run(config: EngineConfig, request: Request, waiting: int) -> bool:
         and fits_cache
         and has_room
         and in_vocabulary
+        and has_slots
         and queue_has_room
     )
 
@@ -85,8 +92,20 @@ def fold(books: Books, event: Event, report: TurnReport) -> None:
             _propose(books, event, report)
         case Moved() | Lost():
             _transfer(books, event, report)
+        case AdapterLoaded() | AdapterFailed() | DropAdapter():
+            _adapter(books, event, report)
         case _:  # a turn may hold anything
             report.ignored.append("event")  # type: ignore[unreachable]
+
+
+def _adapter(books: Books, event: AdapterEvent, report: TurnReport) -> None:
+    """End a load, and the samples that waited for an adapter if it failed."""
+    ended = end_load(books, event)
+    if ended is None:
+        report.ignored.append("adapter")
+    elif isinstance(event, AdapterFailed):
+        report.finished += [_ended(account, "error", account.output) for account in ended]
+        report.lost_adapters.append(close_lost(books, event, ended))
 
 
 def _transfer(books: Books, event: Moved | Lost, report: TurnReport) -> None:

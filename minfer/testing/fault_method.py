@@ -21,6 +21,7 @@ from minfer.testing.stories import AnyStory, Bounds
 _ORDER: Final = (
     "budget",
     "drafts",
+    "adapter_passes",
     "victim",
     "may_preempt",
     "requeue_rank",
@@ -35,6 +36,7 @@ _ORDER: Final = (
 _FIXED: Final[dict[str, tuple[Callable[..., Any], ...]]] = {
     "budget": (lambda _, __: 1,),
     "drafts": (lambda *_: 0,),
+    "adapter_passes": (lambda *_: 0,),
     "may_preempt": (lambda *_: True, lambda *_: False),
     "victim": (lambda *_: 1,),
     "admit_from": (lambda _, load: load.time,),

@@ -37,6 +37,7 @@ def check(config: EngineConfig, state: EngineState) -> None:
     _check_forest(state.blocks.prefix, _holders(config, state))
     check_states(config, state)
     check_tiers(config, state)
+    _check_adapters(config, state)
     _check_columns(config, state)
     for i in range(len(state.running)):
         _check_sequence(config, state, i)
@@ -227,6 +228,30 @@ def check_tiers(config: EngineConfig, state: EngineState) -> None:
     loads = tiers.transfers_of(TransferKind.LOAD_FROM_HOST)
     holders += [transfer.held_leaves for transfer in loads]
     _check_forest(host.prefix, [*chain(*holders)])
+
+
+def _check_adapters(config: EngineConfig, state: EngineState) -> None:
+    """Check that each adapter is in one slot, that every running sample's is there, and
+    that those who use a slot are counted.
+    """
+    slots, run = state.adapters.slots, state.running
+    require(len(slots) == config.adapter_slots, "adapters", f"{len(slots)} slots")
+    present = [slot.adapter for slot in slots if slot.adapter]
+    require(len(present) == len({*present}), "adapters", f"one is twice in {present}")
+    users = Counter(seq.request.adapter for seq in run.seqs if seq.request.adapter)
+    absent = users.keys() - {slot.adapter for slot in slots if not slot.loading}
+    require(not absent, "adapters", f"{absent} are used, and in no slot")
+    for slot in slots:
+        counted = slot.users == (users[slot.adapter] if slot.adapter else 0)
+        require(counted, "adapters", f"users of {slot} are miscounted")
+        named = slot.adapter or not (slot.loading or slot.dropped or slot.passes)
+        require(named, "adapters", f"{slot}, without an adapter")
+        require(slot.last_use <= state.adapters.uses, "adapters", f"{slot}: last use")
+    queue = state.waiting
+    waiting = Counter(seq.request.adapter for seq in queue if seq.request.adapter)
+    counted = dict(queue.adapters) == waiting
+    counted = counted and queue.num_with_adapter == waiting.total()
+    require(counted, "adapters", "waiting samples by adapter are miscounted")
 
 
 def _check_columns(config: EngineConfig, state: EngineState) -> None:

@@ -15,6 +15,7 @@ import hypothesis.strategies as st
 from attrs import evolve
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from minfer.blocks.keys import root_key
 from minfer.journal.codec import CodecError
 from minfer.journal.writing import encode_journal
 from minfer.records.acceptance import Costs
@@ -73,6 +74,7 @@ _speculations = st.sampled_from(
         evolve(_PAYING, drafter=DEVICE),
     )
 )
+_ADAPTERS: Final = ("", "a1", "", "b2", "")  # of which one has a slot
 # The pools are so small that a smaller share would not have room for a state.
 _KEEPING: Final = StateKeeping(stride_blocks=1, max_share=0.5)
 
@@ -80,10 +82,10 @@ _KEEPING: Final = StateKeeping(stride_blocks=1, max_share=0.5)
 def requests(name: str = "r0") -> st.SearchStrategy[Request]:
     """Requests with the id `name`, of all kinds that the interfaces allow.
 
-    Their prompts share a prefix; some stop early, are resumed with output, or will be
-    rejected.
+    Their prompts share a prefix; some stop early, are resumed with output, have one of
+    two adapters, or will be rejected.
     """
-    return st.builds(
+    drawn = st.builds(
         Request,
         id=st.just(name),
         max_tokens=st.integers(1, 20),
@@ -95,6 +97,16 @@ def requests(name: str = "r0") -> st.SearchStrategy[Request]:
         client=st.sampled_from(("", "a", "b")),
         deadline=st.sampled_from((inf, 1.0, 0.05, 30.0, 1e-9)),
     )
+    return drawn.map(_with_adapter)
+
+
+def _with_adapter(request: Request) -> Request:
+    """The request with an adapter, or none: that is not drawn, so that stories have as
+    few choices as without.
+    """
+    adapter = _ADAPTERS[request.max_tokens % len(_ADAPTERS)]
+    root = root_key(b"", b"", adapter) if adapter else b""
+    return evolve(request, adapter=adapter, root=root)
 
 
 def _events(number: int) -> st.SearchStrategy[Submit | Cancel]:
@@ -138,6 +150,7 @@ def configs(draw: st.DrawFn, policy: Any) -> EngineConfig:
         groups=groups,
         states=_KEEPING,
         speculation=spec_config,
+        adapter_slots=len(set(_ADAPTERS)) - 2,
     )
 
 

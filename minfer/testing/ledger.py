@@ -37,6 +37,7 @@ from minfer.records.policy import Load, Policy
 from minfer.records.request import Request
 from minfer.records.state import EngineState, Transition
 from minfer.testing.accounts import TurnReport
+from minfer.testing.adapter_laws import check_adapters, check_lost
 from minfer.testing.books import Books
 from minfer.testing.content_laws import BlockContents
 from minfer.testing.decision_laws import read_decisions
@@ -153,10 +154,12 @@ class Ledger:
         check_report(report, turn)
         check_transfers(self.books, before, events, turn)
         check_losses(events, report.lost, turn)
+        check_lost(report.lost_adapters, turn)
         lost = report.requeued
         planning = read_decisions(self.books, before, turn, budgets, deferred, lost)
         requeued = planning.requeued
         require(requeued == {*lost}, "states", f"{requeued} start again, not {lost}")
+        check_adapters(self.books, before, turn, planning)
         check_state(self.books, turn.state)
         check_kept(self.books, before, events, turn.state)
         check_skipped(self.books, turn)
@@ -189,7 +192,11 @@ class Ledger:
         last_in_rank = all(
             victim in planning.last_victims for victim, _ in planning.preempted
         )
-        anew = may_pass and planning.has_new
+        # Samples that wait for adapters were not counted.
+        joined = [*planning.admitted, *(by for _, by in planning.preempted)]
+        accounts = [self.books.accounts.get(name) for name in joined]
+        adapted = any(account and account.request.adapter for account in accounts)
+        anew = adapted or (may_pass and planning.has_new)
         if expected and last_in_rank and not anew:
             check_progress(self.measure, work_left, planning.last_victims)
         self.measure = work_left

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from attrs import define, field
 
 from minfer.blocks.prefix import every_node
+from minfer.records.adapters import NO_SLOT
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Admitted
 from minfer.records.plan import Plan
@@ -77,6 +78,7 @@ def check_plan(books: Books, plan: Plan, after: EngineState, planning: Planning)
     config = books.config
     seats = _seats_of(books, plan, after)
     _check_opens(plan, seats)
+    _check_adapter_slots(books, plan, seats)
     _check_grows(plan, books.seats)
     _check_rows(config, plan, seats)
     _check_decodes(plan, seats)
@@ -163,6 +165,16 @@ def _check_opens(plan: Plan, seats: Mapping[int, Seat]) -> None:
                 "a row is opened with a table that lost blocks",
             )
         seat.tables, seat.opened = new_row.tables, True
+        seat.adapter_slot = new_row.adapter_slot
+
+
+def _check_adapter_slots(books: Books, plan: Plan, seats: Mapping[int, Seat]) -> None:
+    """Check that each row reads the slot in which its adapter is, or none."""
+    for index, seat in seats.items():
+        adapter, slot = seat.account.request.adapter, seat.adapter_slot
+        is_right = slot == NO_SLOT if not adapter else books.slots.get(slot) == adapter
+        detail = f"row {plan.rows[index]} reads slot {slot} for adapter {adapter!r}"
+        require(is_right, "adapters", detail)
 
 
 def _check_grows(plan: Plan, seats: Mapping[int, Seat]) -> None:

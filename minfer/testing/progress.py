@@ -20,7 +20,10 @@ never preempted (`minfer.testing.queue_laws`). Under a policy that defers client
 that have not run yet are passed by others: then only samples that have run are counted,
 and the measure starts anew in a turn in which a new sample is admitted, which happens
 once to each, or preempts another. Samples whose blocks are on their way are passed, too,
-and not counted meanwhile: that happens once while a sample is in the queue. Arrivals,
+and not counted meanwhile: that happens once while a sample is in the queue. So are all
+samples in the queue that have an adapter, which may be in no slot: how often they are
+passed has a bound of its own (`minfer.testing.adapter_laws`), and the measure starts anew
+in a turn in which one of them is admitted, or preempts another. Arrivals,
 failures of steps, cancels, stop strings and pauses come from outside: the measure starts
 anew in turns that have them.
 """
@@ -45,8 +48,9 @@ def measure(
     *,
     passed: bool = False,
 ) -> Measure:
-    """The work left of all open samples but those whose blocks are on their way; if
-    newcomers may be `passed`, of all that have run.
+    """The work left of all open samples but those whose blocks are on their way, and
+    those in the queue that may have to wait for an adapter; if newcomers may be `passed`,
+    of all that have run.
     """
     work_left, behind = list[tuple[SampleId, WorkLeft]](), 0
     seqs = sorted((*state.waiting, *state.running.seqs), key=lambda seq: seq.place)
@@ -54,7 +58,8 @@ def measure(
         account = accounts[seq.id]
         if passed and account.stage is Stage.WAITING:
             continue
-        if seq.request.id in state.tiers.loading and account.seat is None:
+        waits = seq.request.adapter or seq.request.id in state.tiers.loading
+        if waits and account.seat is None:
             continue
         num_tokens, seat = len(account.tokens), account.seat
         tokens = account.last_index + 1 - num_tokens

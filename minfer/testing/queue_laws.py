@@ -21,6 +21,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Execute, PolicyOverride, QueueBlocked, WakeAt
 from minfer.records.sequence import SampleId, Sequence
 from minfer.records.state import EngineState, Transition
+from minfer.testing.adapter_laws import unready_samples, without_adapter
 from minfer.testing.books import Books
 from minfer.testing.draft_laws import may_wait_to_draft
 from minfer.testing.invariants import InvariantError, may_defer, require
@@ -29,7 +30,16 @@ from minfer.testing.plan_laws import Planning, held_for_copies
 from minfer.testing.skipped_rows import is_paused, skips_step, suspects
 from minfer.values.record import evolve
 
-_CAUSES: Final = ("blocks", "rows", "budget", "sibling", "policy", "share", "loading")
+_CAUSES: Final = (
+    "blocks",
+    "rows",
+    "budget",
+    "sibling",
+    "policy",
+    "share",
+    "loading",
+    "adapter",
+)
 
 
 def check_queue(
@@ -70,7 +80,7 @@ def _check_waits(config: EngineConfig, turn: Transition) -> None:
         require(is_expected, "wake", f"at {waits[-1].time}; the policy said {expected}")
     # Paused samples keep their blocks and rows, for which others may have to wait.
     busy = waits or after.inflight or not after.requests or after.paused
-    if after.tiers.transfers:
+    if after.tiers.transfers or any(slot.loading for slot in after.adapters.slots):
         return
     require(busy, "work conservation", "requests, but nothing in flight")
 
@@ -125,7 +135,7 @@ def _check_order(
     config: EngineConfig, before: EngineState, after: EngineState, planning: Planning
 ) -> None:
     """Check that admitted samples rank before all that still wait, except preempted ones,
-    and those of deferred clients.
+    those of deferred clients, and those whose adapter is not ready.
 
     The first in rank is never preempted. But a preempted sample may get a better rank for
     its work (`Policy.requeue_rank`), be admitted again at once, and be the first from
@@ -155,6 +165,7 @@ def _check_order(
             passed_seq.id
             for passed_seq, passing_seq in pairs
             if not _may_pass(config, planning, passed_seq, passing_seq)
+            and not without_adapter(config, after, passed_seq)
         ]
         require(not wrong, "order", f"samples were overtaken: {wrong[:3]}")
     if before.running.seqs and victims:
@@ -187,18 +198,19 @@ def _may_pass(
     return is_deferred and not passed.ran_before and (other_client or passing.ran_before)
 
 
-def _head(after: EngineState, max_loading: int) -> Sequence | None:
-    """The head of the queue: the first sample whose client is not deferred, and whose
-    blocks are not on their way; None: all are.
+def _candidates(after: EngineState, max_loading: int) -> list[Sequence]:
+    """The waiting samples whose client is not deferred, and whose blocks are not on their
+    way, in order.
     """
     loading = after.tiers.loading
     if len(loading) >= max_loading:
-        return None
-    for seq in after.waiting:
-        free = seq.ran_before or seq.request.client not in after.deferred_clients
-        if free and seq.request.id not in loading:
-            return seq
-    return None
+        return []
+    return [
+        seq
+        for seq in after.waiting
+        if (seq.ran_before or seq.request.client not in after.deferred_clients)
+        and seq.request.id not in loading
+    ]
 
 
 def _check_deferred(books: Books, turn: Transition, planning: Planning) -> None:
@@ -292,7 +304,9 @@ def _check_head(
     config, after = books.config, turn.state
     if tried:  # one more try, which made no plan
         planning.record(None)
-    head, blocked = _head(after, config.max_num_seqs), after.blocked
+    candidates, blocked = _candidates(after, config.max_num_seqs), after.blocked
+    unready = _unready(books, after, candidates, planning, tried=tried)
+    head = next((seq for seq in candidates if seq.id not in unready), None)
     seq = head or next(iter(after.waiting))
     if blocked is not None and blocked.cause == "policy":  # it delays loads, too
         seq = next(iter(after.waiting))
@@ -305,8 +319,7 @@ def _check_head(
         return  # that is up to the policy: see its promises
     if after.deferred_clients:
         _check_deferred(books, turn, planning)
-    loads = bool(after.tiers.loading)
-    none_free = claim == ("loading" if loads else "share")
+    none_free = claim in _causes_of_all(after, candidates, unready)
     require(none_free == (head is None), "held", f"{seq.id} for {claim}")
     if head is None:
         return
@@ -334,6 +347,31 @@ def _check_head(
     saves = last_plan is not None and bool(last_plan.saves)
     if not (may_grow or saves) and len(planning.plans) == 1:
         _check_figures(turn, seq, needed, available)
+
+
+def _unready(
+    books: Books,
+    after: EngineState,
+    candidates: list[Sequence],
+    planning: Planning,
+    *,
+    tried: bool,
+) -> set[SampleId]:
+    """The samples that the last plan had to pass over for their adapters."""
+    delayed = after.blocked is not None and after.blocked.cause == "policy"
+    sure = tried and not delayed and not planning.preempted
+    return unready_samples(books, after, candidates, tried=sure)
+
+
+def _causes_of_all(
+    after: EngineState, candidates: list[Sequence], unready: Collection[SampleId]
+) -> tuple[str, ...]:
+    """What the whole queue may wait for, if none of it can be admitted."""
+    if unready:
+        return ("adapter",)
+    others = "loading" if after.tiers.loading else "share"
+    # Some may have been passed for their adapters before a load of blocks began.
+    return (others,) if candidates else (others, "adapter")
 
 
 def _cause(

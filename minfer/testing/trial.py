@@ -12,11 +12,13 @@ from attrs import define, evolve, field
 from minfer.engine import step
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
+    AdapterLoaded,
     Admitted,
     Cancel,
     Event,
     Execute,
     Executed,
+    LoadAdapter,
     Submit,
     Tick,
     WakeAt,
@@ -44,6 +46,12 @@ class DryDevice:
     """An executor without memory, whose tokens are all the same."""
 
     plans: deque[Plan] = field(factory=deque)
+
+    def load_adapter(
+        self, command: LoadAdapter, report: Callable[[AdapterLoaded], None]
+    ) -> None:
+        """Report a load at once."""
+        report(AdapterLoaded(command.adapter, command.slot))
 
     def launch(self, plan: Plan) -> None:
         """Queue the plan."""
@@ -130,7 +138,7 @@ class Trial:
         # Not all the way to the policy's wake-up time: another event may come before.
         short = self.hold / 100
         wake_times = [self.now + max((wake - self.now) / 2, short) for wake in wakes]
-        if self._device.plans:
+        if self.has_work:
             self.now += self.pace
         else:
             self.now = min(until, *(wake_times or [until]))
@@ -167,6 +175,8 @@ class Trial:
             for command in transition.commands:
                 if isinstance(command, Execute):
                     self._device.launch(command.plan)
+                elif isinstance(command, LoadAdapter):
+                    self._device.load_adapter(command, self._inbox.append)
         except Exception as error:
             self._flaws.append(Flaw(getattr(error, "law", "totality"), str(error)))
             raise self._error() from (watched.raised or error)

@@ -49,6 +49,7 @@ _IS_VALID: Final[dict[str, Callable[[Any, Any], bool]]] = {
     ),
     "budget": lambda _, answer: type(answer) is int and answer >= 0,
     "drafts": lambda _, answer: type(answer) is int and answer >= 0,
+    "adapter_passes": lambda _, answer: type(answer) is int and answer >= 0,
 }
 
 

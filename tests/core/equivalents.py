@@ -224,15 +224,19 @@ EQUIVALENT: Final[dict[str, str]] = {
         "frozenset(state.running.ids) -> state.running.ids"
     ): "A set for speed: both have the same members.",
     (
-        "records/waiting.py | WaitingQueue._counted | condition | Counter(clients).items() if "
-        "len(clients) > 1 else [(c, 1) for c in clients] -> [(c, 1) for c in clients]"
-    ): "Those of a client are counted at once for speed: one by one they are as many.",
+        "records/waiting.py | _with_counts | condition | Counter(names).items() if "
+        "len(names) > 1 else [(name, 1) for name in names] -> "
+        "[(name, 1) for name in names]"
+    ): "Those of a name are counted at once for speed: one by one they are as many.",
     (
-        "records/waiting.py | WaitingQueue._counted | condition | Counter(clients).items() if "
-        "len(clients) > 1 else [(c, 1) for c in clients] -> Counter(clients).items()"
-    ): "A shortcut: one client is counted either way.",
-    "records/waiting.py | WaitingQueue._counted | comparison | len(clients) > 1 -> len(clients) >= 1": (
-        "A shortcut: of one client, one is counted either way."
+        "records/waiting.py | _with_counts | condition | Counter(names).items() if "
+        "len(names) > 1 else [(name, 1) for name in names] -> Counter(names).items()"
+    ): "A shortcut: one name is counted either way.",
+    "records/waiting.py | _with_counts | comparison | len(names) > 1 -> len(names) >= 1": (
+        "A shortcut: of one name, one is counted either way."
+    ),
+    "planning/adapter_loads.py | count_pass | comparison | seq.place < blocked.place -> seq.place <= blocked.place": (
+        "The sample that waits for a slot is not admitted in the plan that says so."
     ),
     "blocks/pool.py | PoolChange.take | comparison | short > 0 -> short >= 0": (
         "Of fresh pages none is taken where none is short."

@@ -11,6 +11,8 @@ from minfer.blocks.keys import is_state
 from minfer.policies.fair_queue import Accounts
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
+    AdapterLoading,
+    AdapterLost,
     Admitted,
     Cancel,
     Discarded,
@@ -23,10 +25,12 @@ from minfer.records.messages import (
     Preempted,
     Propose,
     SavesSkipped,
+    SlotBlocked,
     StateMissed,
     Submit,
     WindowMissed,
 )
+from minfer.records.policy import ADAPTER_PASSES
 from minfer.records.sequence import Running
 from minfer.records.state import EngineState, Transition
 from minfer.records.tiers import TransferKind
@@ -64,6 +68,14 @@ RARE = (
     "state loaded",
     "saves skipped",
 )
+ADAPTERS = (
+    "adapter loaded",
+    "adapter in the place of another",
+    "adapter lost",
+    "adapter dropped in use",
+    "waits for a slot",
+    "slot closed",
+)
 BIG = (
     "line of more than 128",
     "pool of hundreds",
@@ -89,7 +101,7 @@ EXECUTING = (
     "state saved",
     "state copied",
 )
-PATHS = (*LARGE, *RARE, *BIG, *EXECUTING)
+PATHS = (*LARGE, *RARE, *ADAPTERS, *BIG, *EXECUTING)
 
 
 def taken(
@@ -115,6 +127,8 @@ def taken(
     _decisions(config, before, turn, seen)
     if config.state_group is not None:
         _states(config, before, turn, seen)
+    if config.adapter_slots:
+        _adapters(turn, seen)
     if isinstance(before.policy, Accounts):
         was_known, known = len(before.policy.by_owner), len(after.policy.by_owner)
         seen["clients forgotten"] = known < was_known
@@ -146,6 +160,22 @@ def _states(
     numbers = {load.number for load in loads}
     moving = (t for t in turn.state.tiers.transfers if t.number in numbers)
     seen["state loaded"] = any(is_state(key, group) for t in moving for key in t.keys)
+
+
+def _adapters(turn: Transition, seen: Counter[str]) -> None:
+    """What becomes of adapters and their slots."""
+    slots = turn.state.adapters.slots
+    seen["slot closed"] = any(slot.passes >= ADAPTER_PASSES for slot in slots)
+    seen["adapter dropped in use"] = any(slot.dropped and slot.users for slot in slots)
+    for reason in turn.reasons:
+        match reason:
+            case AdapterLoading(evicted=evicted):
+                seen["adapter loaded"] += 1
+                seen["adapter in the place of another"] += evicted != ""
+            case AdapterLost(ended=ended):
+                seen["adapter lost"] += ended > 0
+            case SlotBlocked():
+                seen["waits for a slot"] += 1
 
 
 def _results(before: EngineState, events: Sequence[Event], seen: Counter[str]) -> None:

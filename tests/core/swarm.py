@@ -1,7 +1,8 @@
 """The swarm: seeded random worlds by the hundred thousand steps.
 
 `python -m tests.core.swarm --steps 5000000` runs it for long; a failure prints the seed
-that repeats it. `--states`: all worlds have recurrent layers.
+that repeats it. `--states`: all worlds have recurrent layers; `--adapters`: slots for
+adapters.
 """
 
 import argparse
@@ -38,14 +39,17 @@ class Score:
         self.paths += other.paths
 
 
-def run_many(first: int, worlds: int, *, states: bool = False) -> Score:
-    """Worlds of seeds first .. first+worlds-1; `states`: all with recurrent layers.
-    Raises AssertionError with the seed that failed.
+def run_many(
+    first: int, worlds: int, *, states: bool = False, adapters: bool = False
+) -> Score:
+    """Worlds of seeds first .. first+worlds-1; `states`: all with recurrent layers,
+    `adapters`: all with slots for adapters. Raises AssertionError with the seed that
+    failed.
     """
     score = Score()
     for seed in range(first, first + worlds):
         try:
-            world = run_swarm(seed, TURNS, states=states)
+            world = run_swarm(seed, TURNS, states=states, adapters=adapters)
         except BaseException as error:
             story = traceback.format_exc()
             raise AssertionError(f"swarm seed {seed}: {error!r}\n{story}") from None
@@ -54,7 +58,12 @@ def run_many(first: int, worlds: int, *, states: bool = False) -> Score:
 
 
 def run_steps(
-    steps: int, first: int = 0, jobs: int | None = None, *, states: bool = False
+    steps: int,
+    first: int = 0,
+    jobs: int | None = None,
+    *,
+    states: bool = False,
+    adapters: bool = False,
 ) -> Score:
     """At least `steps` turns in `jobs` processes, by default one for each core."""
     jobs, score = jobs or os.cpu_count() or 1, Score()
@@ -63,7 +72,7 @@ def run_steps(
             missing = max(1, (steps - score.turns) // (2 * TURNS) // (2 * jobs))
             batch = min(200, missing)
             starts = [first + score.worlds + i * batch for i in range(jobs * 2)]
-            run_batch = partial(run_many, states=states)
+            run_batch = partial(run_many, states=states, adapters=adapters)
             for batch_score in pool.map(run_batch, starts, [batch] * len(starts)):
                 score.add(batch_score)
     return score
@@ -77,9 +86,13 @@ def main() -> int:
     parser.add_argument(
         "--states", action="store_true", help="all worlds have recurrent layers"
     )
+    parser.add_argument(
+        "--adapters", action="store_true", help="all worlds have slots for adapters"
+    )
     args = parser.parse_args()
     begin = time.perf_counter()
-    score = run_steps(args.steps, args.seed, args.jobs, states=args.states)
+    kinds = {"states": args.states, "adapters": args.adapters}
+    score = run_steps(args.steps, args.seed, args.jobs, **kinds)
     took = time.perf_counter() - begin
     print(
         f"{score.turns} checked steps in {score.worlds} worlds, {score.preempted} "

@@ -5,11 +5,12 @@ and 100,000 with recurrent layers.
 import pytest
 
 from tests.circles import claimed
-from tests.core.paths import EXECUTING, LARGE, PATHS, RARE
+from tests.core.paths import ADAPTERS, EXECUTING, LARGE, PATHS, RARE
 from tests.core.swarm import run_steps
 
 STEPS = 300_000
 STATE_STEPS = 100_000
+ADAPTER_STEPS = 50_000
 
 
 @pytest.mark.parametrize("steps", [2_000, *claimed([STEPS])])
@@ -26,6 +27,14 @@ def test_swarm(steps: int) -> None:
     )
     requested = (*LARGE, *EXECUTING) if steps < STEPS else PATHS
     rare = [path for path in requested if not score.paths[path]]
+    assert not rare, "these paths were never taken"
+
+
+@pytest.mark.parametrize("steps", claimed([ADAPTER_STEPS]))
+def test_swarm_with_adapters(steps: int) -> None:
+    score = run_steps(steps, adapters=True)
+    assert score.turns >= steps
+    rare = [path for path in ADAPTERS if not score.paths[path]]
     assert not rare, "these paths were never taken"
 
 

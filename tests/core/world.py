@@ -22,7 +22,10 @@ from minfer.policies.fair_seats import FairSeats
 from minfer.records.acceptance import Costs
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import (
+    AdapterFailed,
+    AdapterLoaded,
     Cancel,
+    DropAdapter,
     Emit,
     Event,
     Execute,
@@ -30,6 +33,7 @@ from minfer.records.messages import (
     Failed,
     Finish,
     Finished,
+    LoadAdapter,
     Lost,
     Moved,
     Pause,
@@ -100,7 +104,7 @@ def reference(
     """
     noise = (request.seed, sample) if request.sampling.temperature > 0 else ()
     tokens, out = [*request.prompt, *request.output], list[int]()
-    alone = Alone(block_size, groups)
+    alone = Alone(block_size, groups, adapter_of(request))
     for position in range(min(len(request.prompt) + request.max_tokens, limit) - 1):
         alone.read(tokens[position])
         if position + 1 == len(tokens):
@@ -109,6 +113,11 @@ def reference(
             if tokens[-1] in request.stop_ids:
                 break
     return out
+
+
+def adapter_of(request: Request) -> tuple[int, ...]:
+    """The adapter of a request as the oracle has it, if there is one."""
+    return (int(request.adapter, 16),) if request.adapter else ()
 
 
 def read_before(
@@ -128,6 +137,7 @@ class Alone:
 
     block_size: int
     groups: Groups
+    adapter: tuple[int, ...] = ()
     position: int = 0
     state: int = INITIAL_DIGEST  # of recurrent layers, if there are any
     blocks: Groups = field(init=False)  # groups that have any
@@ -154,7 +164,7 @@ class Alone:
             hash(tuple(read_before(full, group, position, size))) for group, full in each
         ]
         self.state = hash((self.state, token, position))
-        read = *self.seen, *self.recurrent
+        read = *self.seen, *self.recurrent, *self.adapter
         self.here = [hash((here, token, position, *read)) for here in self.here]
         self.position += 1
         if self.position % size == 0:
@@ -163,7 +173,8 @@ class Alone:
 
     def digest(self, *noise: int) -> int:
         """Of all that the last input attends to."""
-        return hash((*self.seen, *self.here, *self.recurrent, self.position, *noise))
+        read = *self.seen, *self.here, *self.recurrent, *self.adapter
+        return hash((*read, self.position, *noise))
 
 
 @frozen
@@ -174,9 +185,9 @@ class Seen:
     last: int  # of all that the last one attends to
 
     @classmethod
-    def of(cls, prompt: tuple[int, ...], block_size: int, groups: Groups) -> "Seen":
-        alone, every = Alone(block_size, groups), list[int]()
-        for token in prompt:
+    def of(cls, request: Request, block_size: int, groups: Groups) -> "Seen":
+        alone, every = Alone(block_size, groups, adapter_of(request)), list[int]()
+        for token in request.prompt:
             alone.read(token)
             every.append(sum(alone.here))
         return cls(every, alone.digest())
@@ -197,7 +208,7 @@ def pooled_reference(
     request: Request, block_size: int, groups: Groups = ONE_GROUP
 ) -> bytes:
     """The vector of a prompt."""
-    seen = Seen.of(request.prompt, block_size, groups)
+    seen = Seen.of(request, block_size, groups)
     return vector_of(sum(seen.here) if request.pooling == "mean" else seen.last)
 
 
@@ -205,7 +216,7 @@ def scored_reference(
     request: Request, block_size: int, groups: Groups = ONE_GROUP
 ) -> list[int]:
     """What the oracle says of the tokens of a prompt, from the second on."""
-    seen = Seen.of(request.prompt, block_size, groups)
+    seen = Seen.of(request, block_size, groups)
     return [digest % 2**30 for digest in seen.here[:-1]]
 
 
@@ -394,6 +405,15 @@ def with_external_store(config: EngineConfig, rng: Random) -> EngineConfig:
     return evolve(config, external_store=external)
 
 
+def with_adapters(
+    config: EngineConfig, rng: Random, *, always: bool = False
+) -> EngineConfig:
+    """`config`, or with slots for adapters; `always`: with them."""
+    if rng.random() < 0.6 and not always:
+        return config
+    return evolve(config, adapter_slots=rng.choice((1, 1, 2, 2, 3, 6)))
+
+
 def tier_costs(config: EngineConfig, rng: Random) -> dict[str, Any]:
     """What all tiers have in common. A large pool is not stored block by block, which
     would go on long after the last request.
@@ -422,6 +442,9 @@ class World:
     pooled: float = 0.0  # share of requests that end with their prompts
     moving: float = 0.5  # how often a transfer ends in a turn
     losing: float = 0.0  # share of transfers that are lost
+    adapted: float = 0.0  # share of requests with an adapter
+    num_adapters: int = 1  # that they have
+    failing: float = 0.0  # share of loads of adapters that fail
     state: EngineState = field(init=False)
     oracle: Busy = field(init=False)
     ledger: Ledger = field(init=False)
@@ -451,6 +474,9 @@ class World:
     audit: bool = True
     poisonous: float = 0.0  # share of requests whose every step fails
     poison: set[str] = field(factory=set)
+    failed: set[str] = field(
+        factory=set
+    )  # adapters that could not be loaded at some time
     faults: int = 0  # steps that failed or were garbled for no fault of a request
 
     def __attrs_post_init__(self) -> None:
@@ -481,7 +507,8 @@ class World:
         """A request that has much in common with those before it."""
         rng, size = self.rng, self.config.block_size
         name, salt = self._name(), rng.choice((b"", b"", b"", b"other"))
-        root, prompt = root_key(b"tests", salt), self._prompt()
+        adapter = self._some_adapter(name)
+        root, prompt = root_key(b"tests", salt, adapter), self._prompt()
         if rng.random() < self.poisonous:
             self.poison.add(name)
         n = rng.choice((1, 1, 1, 2, 4))
@@ -504,8 +531,18 @@ class World:
             output=output,
             needs_host_mask=self.bound > 0 and Random(name).random() < self.bound,
             taken=Random(f"taken {name}").random() < 0.1,
+            adapter=adapter,
         )
         return self._pooled(self._stored(request))
+
+    def _some_adapter(self, name: str) -> str:
+        """An adapter, or none: some of a few, so that several requests have the same.
+        Draws of its own: seeds keep their worlds.
+        """
+        rng = Random(f"adapter {name}")
+        if not self.adapted or rng.random() >= self.adapted:
+            return ""
+        return f"{0xA0 + rng.randrange(self.num_adapters):x}"
 
     def _stored(self, request: Request) -> Request:
         """What is said of the external store: nothing, the truth, or anything."""
@@ -684,6 +721,33 @@ class World:
             found.append(rng.choice(odd))
         return found
 
+    def finish_loads(self) -> list[Event]:
+        """Ends of loads of adapters: late, in any order, some of them failed, some told
+        twice, and some of none; and adapters that are dropped. Draws of its own: seeds
+        keep their worlds.
+        """
+        rng, found = Random(f"loads {self.turns}"), list[Event]()
+        while self.oracle.loads and rng.random() < self.moving:
+            at = rng.randrange(len(self.oracle.loads))
+            error = "boom" if rng.random() < self.failing else ""
+            self.oracle.seen["adapter failed" if error else "adapter loaded"] += 1
+            if error:
+                self.failed.add(self.oracle.loads[at].adapter)
+            found.append(self.oracle.finish_load(at, error))
+        if rng.random() < 0.1:
+            odd: tuple[Any, ...] = (
+                *found[:1],
+                AdapterLoaded("a0", 10**6),
+                AdapterLoaded("b", 0),
+                AdapterFailed("a0", -1),
+                AdapterFailed("b", "x"),  # type: ignore[arg-type]
+                DropAdapter("b"),
+                DropAdapter(f"{0xA0 + rng.randrange(self.num_adapters):x}"),
+                DropAdapter(f"{0xA0 + rng.randrange(self.num_adapters):x}"),
+            )
+            found.append(rng.choice(odd))
+        return found
+
     def _ended_one(self) -> list[tuple[SampleId, int]]:
         return [(name, 3) for name in islice(self.ended, 1)]
 
@@ -807,7 +871,11 @@ class World:
         self.pausing = 0.0  # every mask comes
         self.moving = 1.0
         while (
-            self.state.requests or self.state.inflight or self.inbox or self.oracle.moves
+            self.state.requests
+            or self.state.inflight
+            or self.inbox
+            or self.oracle.moves
+            or self.oracle.loads
         ):
             reported = {(e.id, e.sample) for e in self.inbox if isinstance(e, Pause)}
             for name in sorted(self.state.paused | reported):
@@ -836,6 +904,8 @@ class World:
             self.rng.shuffle(reported)
             self.shuffled = False
         reported += self.finish_moves()
+        if self.config.adapter_slots:
+            reported += self.finish_loads()
         events = (Tick(self.clock), *reported)
         self.inbox.clear()
         self.budgets.clear()
@@ -855,6 +925,8 @@ class World:
             elif isinstance(command, TransferCommand):
                 self.oracle.move(command)
                 self.oracle.seen[command.kind] += 1
+            elif isinstance(command, LoadAdapter):
+                self.oracle.load_adapter(command)
             elif isinstance(command, Emit):
                 for name, tokens in zip(command.ids, command.tokens, strict=True):
                     self.out.setdefault(name, []).extend(tokens)
@@ -880,7 +952,9 @@ class World:
             self._end_pooled(done, request, out, vector)
             return
         self._check_scored(done, request, vector)
-        if done.reason == "error" and not self.faults:
+        if done.reason == "error" and request.adapter in self.failed:
+            self.paths["adapter failed"] += 1
+        elif done.reason == "error" and not self.faults:
             assert done.id in self.poison, f"{name} is blamed for its neighbours"
         right = self.reference(request, done.sample)
         if done.reason in ("stop", "length") and name not in self.cut:
@@ -929,16 +1003,22 @@ class World:
         return reference(request, sample, size, own.vocab_size, limit, own.groups)
 
 
-def run_swarm(seed: int, turns: int, *, states: bool = False) -> World:
-    """One world, with thresholds of its own; `states`: with recurrent layers."""
+def run_swarm(
+    seed: int, turns: int, *, states: bool = False, adapters: bool = False
+) -> World:
+    """One world, with thresholds of its own; `states`: with recurrent layers, `adapters`:
+    with slots for adapters.
+    """
     rng = Random(f"thresholds {seed}")
     with tuned(**tiny(rng) if rng.random() < 0.8 else {}):
-        return run_world(seed, turns, states=states)
+        return run_world(seed, turns, states=states, adapters=adapters)
 
 
-def run_world(seed: int, turns: int, *, states: bool = False) -> World:
+def run_world(
+    seed: int, turns: int, *, states: bool = False, adapters: bool = False
+) -> World:
     """One world under random fire for `turns` turns, healed and drained; `states`: with
-    recurrent layers in any case.
+    recurrent layers in any case, `adapters`: with slots for adapters.
     """
     rng = Random(seed)
     big = rng.random() < BIG_SHARE
@@ -948,6 +1028,7 @@ def run_world(seed: int, turns: int, *, states: bool = False) -> World:
     config = speculating(config, Random(f"speculation {seed}"))
     config = with_host(config, Random(f"host {seed}"))
     config = with_external_store(config, Random(f"external {seed}"))
+    config = with_adapters(config, Random(f"adapters {seed}"), always=adapters)
     world = World(config, rng)
     separate = Random(
         seed
@@ -962,6 +1043,11 @@ def run_world(seed: int, turns: int, *, states: bool = False) -> World:
         world.pausing = Random(f"pausing {seed}").choice((0.0, 0.2, 0.6))
     own = Random(f"moving {seed}")
     world.moving, world.losing = own.choice((0.1, 0.5, 0.9)), own.choice((0.0, 0.0, 0.2))
+    own = Random(f"adapted {seed}")
+    if config.adapter_slots or own.random() < 0.05:
+        world.adapted = own.choice((0.3, 0.7, 1.0))
+        world.num_adapters = own.choice((1, 2, 3, 3, 5, 9))
+        world.failing = own.choice((0.0, 0.0, 0.2))
     world.pooled = 0.4 if separate.random() < 0.25 else 0.0
     world.big, world.hungry, world.poisonous = (
         big,

@@ -23,7 +23,8 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(
 ) -> None:
     env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     compiled = Counter[str]()
-    for script in ("compiles", "compiles_quantized", "compiles_recurrent"):
+    names = ("compiles", "compiles_quantized", "compiles_recurrent", "compiles_lora")
+    for script in names:
         command = [
             sys.executable,
             "-m",
@@ -37,6 +38,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(
         assert {"norm._normalise", "rope._rope", "sample_kernels.finish"} < {*compiled}
         assert compiled["quantized_kernels._dequantize"] >= 3
         assert compiled["quantized_kernels._round_rows"] >= 3
+        assert {"lora_kernels.shrink_rows", "lora_kernels.expand_tiles"} < {*compiled}
         return
     assert compiled["linear_kernels.product"] >= 6
     assert compiled["attention_kernels.attend"] >= 3

@@ -43,7 +43,14 @@ class ApiServerRouter(RecordedRouter):
     def note_load(self, replica: str, load: wire.EngineLoad) -> None:
         """Fold the load of a replica."""
         self.apply(
-            LoadReport(replica, load.waiting, load.running, load.prefill, load.pages)
+            LoadReport(
+                replica,
+                load.waiting,
+                load.running,
+                load.prefill,
+                load.pages,
+                load.adapters,
+            )
         )
 
 
@@ -55,5 +62,6 @@ def routing_request(request: Request, session: str = "") -> RoutingRequest:
         tokens=len(request.prompt),
         tenant=request.client,
         session=session,
+        adapter=request.adapter,
         output=request.max_tokens if request.max_tokens < MAX_EXPECTED_OUTPUT else None,
     )

@@ -64,6 +64,8 @@ def summed_snapshot(snapshots: Sequence[Snapshot]) -> Snapshot:
         for snapshot in snapshots
         if snapshot.journal_writing is not None
     ]
+    running = {name for each in snapshots for name in each.running_adapters}
+    waiting = {name for each in snapshots for name in each.waiting_adapters}
     return evolve(
         snapshots[0],
         draining=all(snapshot.draining for snapshot in snapshots),
@@ -79,6 +81,8 @@ def summed_snapshot(snapshots: Sequence[Snapshot]) -> Snapshot:
         totals=sum_totals([snapshot.totals for snapshot in snapshots]),
         journal_writing=all(journals_writing) if journals_writing else None,
         journal_errors=sum(snapshot.journal_errors for snapshot in snapshots),
+        running_adapters=tuple(sorted(running)),
+        waiting_adapters=tuple(sorted(waiting - running)),
         api_servers=max(
             (snapshot.api_servers for snapshot in snapshots),
             key=lambda totals: sum(totals.counts.values()),

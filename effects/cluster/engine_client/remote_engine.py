@@ -193,6 +193,10 @@ class RemoteEngine:
         self.resets += 1
         self._broadcast(wire.ResetCache())
 
+    def drop_adapter(self, digest: str) -> None:
+        """As `EngineClient` says, of all replicas."""
+        self._broadcast(wire.UnloadAdapter(digest))
+
     def count(self, totals: Totals) -> None:
         """Send this API server's counts since it began to all replicas of this server."""
         for link in self.own_replicas:

@@ -68,7 +68,9 @@ class CacheEventPublisher:
             self._reported = now
             load = load_report(self._config, "replica", self._state())
             pages = load.pages or 0
-            yield wire.EngineLoad(load.waiting, load.running, load.prefill, pages)
+            yield wire.EngineLoad(
+                load.waiting, load.running, load.prefill, pages, load.adapters
+            )
 
     def all_keys(self) -> Iterator[wire.CachedKeys]:
         """Yields all keys in the cache, up to `MAX_INITIAL_KEYS`."""

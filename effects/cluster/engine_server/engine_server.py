@@ -40,6 +40,7 @@ from minfer.effects.live.request_registry import RequestRegistry, RequestStage
 from minfer.records.messages import Finish, Finished, clip
 from minfer.records.request import Request
 from minfer.records.state import EngineState, Transition
+from minfer.values.checks import ParameterError
 
 LOADING_STAGE_SECONDS: Final = 1800.0  # that one stage of loading may take
 # Without a completed step, after which the engine may hang: a GPU's steps are
@@ -216,21 +217,34 @@ class EngineServer:
                     self._accept_api_server(session, message)
                 case wire.NewCrashingRequests(crashing):
                     self._deny(session, crashing)
-                case wire.SubmitRequests(requests):
-                    self._submit(session, requests)
-                case wire.ResumeRequests(resumed):
-                    self._resume(session, resumed)
-                case wire.CancelRequests(ids):
-                    self._cancel(session, ids)
+                case (
+                    wire.SubmitRequests() | wire.ResumeRequests() | wire.CancelRequests()
+                ):
+                    self._receive_requests(session, message)
                 case wire.EndSamples(ends):
                     self._finish(session, ends)
                 case wire.ResetCache():
                     self._resets += 1
+                case wire.UnloadAdapter(digest):
+                    self._drop_adapter(digest)
                 case wire.SendQuery() | wire.SendAnswer():
                     forward_query(session, message, self._sessions)
                 case wire.ApiServerTotals(totals):
                     if session.api_server is not None:
                         self._counts.note(session.api_server, totals)
+
+    def _receive_requests(
+        self,
+        session: Session,
+        message: wire.SubmitRequests | wire.ResumeRequests | wire.CancelRequests,
+    ) -> None:
+        match message:
+            case wire.SubmitRequests(requests):
+                self._submit(session, requests)
+            case wire.ResumeRequests(resumed):
+                self._resume(session, resumed)
+            case wire.CancelRequests(ids):
+                self._cancel(session, ids)
 
     def _accept_api_server(self, session: Session, hello: wire.ApiServerHello) -> None:
         if self._api_servers is None:
@@ -329,6 +343,14 @@ class EngineServer:
     def _finish(self, session: Session, ends: Sequence[Finish]) -> None:
         if self._client is not None:
             self._client.finish([end for end in ends if self._is_from(session, end.id)])
+
+    def _drop_adapter(self, digest: str) -> None:
+        """Raises LinkError for what is no digest."""
+        try:
+            if self._client is not None:
+                self._client.drop_adapter(digest)
+        except ParameterError as error:
+            raise wire.LinkError(f"an API server unloads no adapter: {error}") from None
 
     def _refuse(
         self, session: Session, request: Request, reason: str, error: str = ""

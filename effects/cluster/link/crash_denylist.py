@@ -44,6 +44,7 @@ def request_digest(request: Request) -> bytes:
         request.bad_words,
         request.sampling,
         request.pooling,
+        request.adapter,
     )
     return sha256(msgspec.msgpack.encode(content, order="deterministic")).digest()
 

@@ -86,6 +86,12 @@ class ResetCache(Struct, tag="reset", frozen=True):
     """Make all blocks in the prefix cache unusable for new requests."""
 
 
+class UnloadAdapter(Struct, tag="unload_adapter", frozen=True):
+    """Free the places of an adapter that has no name any more."""
+
+    digest: str
+
+
 class ApiServerTotals(Struct, tag="counted", frozen=True):
     """An API server's counts since it began, for metrics."""
 
@@ -137,6 +143,7 @@ ToEngine: TypeAlias = (
     | CancelRequests
     | EndSamples
     | ResetCache
+    | UnloadAdapter
     | ApiServerTotals
     | NewCrashingRequests
     | SendQuery
@@ -249,6 +256,7 @@ class EngineLoad(Struct, tag="load", frozen=True):
     running: int  # sequences
     prefill: int  # tokens of both that are still to be computed
     pages: int  # that can be allocated
+    adapters: tuple[str, ...] | None = None  # on its device; None: it has none
 
 
 class ReceivedQuery(Struct, tag="received_query", frozen=True):

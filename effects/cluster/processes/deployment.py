@@ -160,6 +160,7 @@ def read_deployment(options: argparse.Namespace) -> Deployment:
         port for text in options.prefill_at if (port := _port(text, "--prefill-at"))
     )
     _check_distributed(options)
+    _check_adapters(options)
     if options.replicas < 1:
         raise ConfigError(f"--replicas must be at least 1, not {options.replicas}")
     if bool(prefill_at) is not (kv_listen is not None):
@@ -234,6 +235,23 @@ def _check_distributed(options: argparse.Namespace) -> None:
             f"--prefill and --decode with --distributed {package} are for engines of one "
             "rank; leave --tensor-parallel-size and --prefill-tensor-parallel-size out"
         )
+
+
+def _check_adapters(options: argparse.Namespace) -> None:
+    """Raise ConfigError for engines with adapters on other machines, which would have to
+    have the same files.
+    """
+    elsewhere = {
+        "--distributed": options.distributed,
+        "--prefill-at": options.prefill_at,
+        "--prefill-listen": options.prefill_listen,
+    }
+    for name, value in elsewhere.items():
+        if value and options.enable_lora:
+            raise ConfigError(
+                f"--enable-lora is for engines of this machine, and {name} has some on "
+                "others; leave one of the two out"
+            )
 
 
 def _link_secret(options: argparse.Namespace, *, between_servers: bool) -> bytes:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from minfer.kernels.row_state import Penalties, RowTensors
 from minfer.kernels.sample_reference import SamplingValues
+from minfer.records.adapters import NO_SLOT
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.plan import NewRow
 from minfer.records.speculation import REJECTION
@@ -90,6 +91,8 @@ def _sizes(
     table_words_per_row: int,
     state_pages: int,
     noise_columns: Sequence[str],
+    *,
+    adapters: bool,
 ) -> dict[str, int]:
     """Returns the size in words of each column of the arena, for `count` rows, the
     scratch row included.
@@ -102,6 +105,7 @@ def _sizes(
         **dict.fromkeys(ROW_FIELDS, count),
         "table": count * table_words_per_row,
         "state_table": count * state_pages,
+        "adapter_slot": count * adapters,
         "batch": 2 * count + 64,  # with room for padding
         "sampling_split": 2 * aligned(2 * count + 64),
     }
@@ -121,10 +125,12 @@ class DeviceRows:
         rejects: bool = False,
         groups: tuple[CacheGroup, ...] = (CacheGroup(),),
         state_pages: int = 0,
+        adapters: bool = False,
     ) -> None:
         """`rows` of the engine; `blocks` of a table. `rejects`: drafts are accepted by
         rejection sampling. `groups` of layers that keep blocks: each has a table for each
         page of a block. `state_pages` of a state, if there are recurrent layers.
+        `adapters`: rows may have one.
         """
         self.scratch = rows
         self.vocab = vocab
@@ -136,7 +142,9 @@ class DeviceRows:
         self.first_tables = [0, *accumulate(pages)]  # of each group
         tables = self.first_tables[-1]
         self.state_pages = state_pages
-        sizes = _sizes(count, tables * blocks, state_pages, self.streams)
+        sizes = _sizes(
+            count, tables * blocks, state_pages, self.streams, adapters=adapters
+        )
         starts = np.cumsum([0, *sizes.values()]).tolist()
         self.column_starts = dict(zip(sizes, starts, strict=False))
         self.arena = torch.zeros(starts[-1], dtype=torch.int32, device=device)
@@ -178,6 +186,10 @@ class DeviceRows:
         self.state_table = columns["state_table"][: count * state_pages].view(
             count, state_pages
         )
+        # The slot of each row's adapter; None: no row has one.
+        self.adapter_slots = columns["adapter_slot"][:count] if adapters else None
+        if self.adapter_slots is not None:
+            self.adapter_slots.fill_(NO_SLOT)
         self.state = RowTensors(self.last, self.next, self.table, self.scratch)
         self.batch = columns["batch"]  # decode rows, in the step's order
         # [2, ...]: of these, rows sampled now, and rows with deferred sampling; else
@@ -206,6 +218,7 @@ class DeviceRows:
             rejects=rejects,
             groups=config.block_groups,
             state_pages=config.state_pages,
+            adapters=config.adapter_slots > 0,
         )
         # Pages that no row owns: one, and those of a state behind it.
         rows.table[:, rows.scratch] = config.num_blocks
@@ -281,6 +294,9 @@ class DeviceRows:
         self.changes.append((np.array(places, np.int32), words))
         for group in range(len(self.groups)):
             self.set_table(row, 0, opened.tables[group], group)
+        if self.adapter_slots is not None:
+            place = self.column_starts["adapter_slot"] + row
+            self._set(place, np.array([opened.adapter_slot], np.int32))
         if self.state_pages:
             start = self.column_starts["state_table"] + row * self.state_pages
             self._set(start, np.array(self.state_of(row), np.int32))
@@ -289,6 +305,13 @@ class DeviceRows:
         """Returns the pages of the working state of a row that has an owner."""
         owner = self.owners[row]
         return () if owner is None else owner.tables[-1][: self.state_pages]
+
+    def has_adapters(self, rows: Sequence[int]) -> bool:
+        """Returns whether at least one of these rows has an adapter."""
+        if self.adapter_slots is None:
+            return False
+        owners = (self.owners[row] for row in rows)
+        return any(owner and owner.adapter_slot != NO_SLOT for owner in owners)
 
     def sampling_needs(self, rows: Sequence[int]) -> SamplingNeeds:
         """Returns what sampling has to do for at least one of these rows."""

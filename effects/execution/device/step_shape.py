@@ -68,6 +68,7 @@ class StepShape:
     drafts: int = 0  # of each of these, at most
     proposes: bool = False  # the drafter makes some of them
     draft_splits: tuple[int, ...] = ()  # `splits` of the drafter
+    adapters: bool = False  # a row may have an adapter
 
     @property
     def decode_inputs(self) -> int:

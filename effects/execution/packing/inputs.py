@@ -123,8 +123,9 @@ def max_words(rows: DeviceRows, tokens: int, draws: int, drafts: int = 0) -> int
     inputs = 3 * tokens + 8 * draws + 64
     if drafts:  # with their counts; a line is aligned
         inputs += 4 * (drafts + 2)
-    # Two words of each stream, those of sampling values, and the next token and position.
-    words_per_row = 2 * len(rows.streams) + len(ROW_FIELDS) + 2
+    # Two words of each stream, those of sampling values, the next token and position, and
+    # the adapter's slot.
+    words_per_row = 2 * len(rows.streams) + len(ROW_FIELDS) + 3
     pages = len(rows.table) * rows.blocks + rows.state_pages
     changes = rows.scratch * (pages + words_per_row) + 3 * draws
     return inputs + 2 * changes

@@ -211,6 +211,7 @@ class Packer:
                 scored=needs.scored,
                 shaped=needs.shaped,
                 keeps_logits=bool(plan.deferred),
+                adapters=self.rows.has_adapters(rows),
             )
         )
         draw = Draw([*entries], [self.rows.owners[row] for row in rows])
@@ -266,6 +267,7 @@ class Packer:
             chunks=len(counts),
             longest=max(counts),
             keeps_logits=bool(plan.deferred),
+            adapters=self.rows.has_adapters(pick(plan.rows, all_entries)),
         )
         shape = self._with_drafts(plan, shape) if decoding else self.pad(shape)
         words = self._zero_words(shape)

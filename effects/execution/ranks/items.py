@@ -80,6 +80,28 @@ class Want(Struct, tag=True, frozen=True):
     engine: str
 
 
+class AddAdapter(Struct, tag=True, frozen=True):
+    """Read an adapter into host memory; each rank has its own part."""
+
+    number: int  # of the report of its end
+    digest: str
+    folder: str
+
+
+class RemoveAdapter(Struct, tag=True, frozen=True):
+    """Free the host memory of an adapter."""
+
+    digest: str
+
+
+class LoadOnRank(Struct, tag=True, frozen=True):
+    """Begin to copy an adapter to a slot."""
+
+    number: int  # of the report of its end
+    adapter: str  # its digest
+    slot: int
+
+
 class DummyStep(Struct, tag=True, frozen=True):
     """Run a dummy step of a shape."""
 
@@ -103,8 +125,17 @@ class Close(Struct, tag=True, frozen=True):
 
 
 Transfer: TypeAlias = Swap | Store | Fetch
+AdapterItem: TypeAlias = AddAdapter | RemoveAdapter | LoadOnRank
 Other: TypeAlias = (
-    Collect | Discard | Transfer | Want | DummyStep | Capture | Replay | Close
+    Collect
+    | Discard
+    | Transfer
+    | Want
+    | AdapterItem
+    | DummyStep
+    | Capture
+    | Replay
+    | Close
 )
 Item: TypeAlias = Launch | Sample | Other
 _PLAN, _MASKS, _OTHER = b"\0", b"\1", b"\2"  # kinds

@@ -26,8 +26,22 @@ import numpy as np
 from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
-from minfer.effects.execution.contract import Executor, OtherRanks, workers_of
-from minfer.records.messages import Executed, Failed, Lost, Moved, TransferCommand
+from minfer.effects.execution.contract import (
+    Executor,
+    OtherRanks,
+    adapter_executor,
+    workers_of,
+)
+from minfer.records.messages import (
+    AdapterFailed,
+    AdapterLoaded,
+    Executed,
+    Failed,
+    LoadAdapter,
+    Lost,
+    Moved,
+    TransferCommand,
+)
 from minfer.records.plan import Copy, Mask, Plan, SampleDeferred
 
 TOKENS_PER_WORD: Final = 32  # tokens in a word of a mask
@@ -199,6 +213,22 @@ class MicroBatchExecutor:
     ) -> None:
         """See `Executor.move`."""
         self.inner.move(command, report)
+
+    def add_adapter(self, digest: bytes, folder: str) -> None:
+        """As `AdapterExecutor` says."""
+        adapter_executor(self.inner).add_adapter(digest, folder)
+
+    def remove_adapter(self, digest: bytes) -> None:
+        """As `AdapterExecutor` says."""
+        adapter_executor(self.inner).remove_adapter(digest)
+
+    def load_adapter(
+        self,
+        command: LoadAdapter,
+        report: Callable[[AdapterLoaded | AdapterFailed], None],
+    ) -> None:
+        """As `AdapterExecutor` says."""
+        adapter_executor(self.inner).load_adapter(command, report)
 
     def collect(self) -> Executed | Failed:
         """See `Executor.collect`."""

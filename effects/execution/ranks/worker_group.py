@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Final
 
 from attrs import define, field
@@ -41,12 +42,16 @@ from minfer.effects.execution.ranks.rank_messages import (
     TransferEnded,
     read_from_rank,
 )
+from minfer.effects.execution.running.adapter_loader import ReportLoad
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd
+from minfer.effects.models.adapters.peft_config import AdapterError
 from minfer.effects.net.child import Child, spawn_child
 from minfer.effects.net.framing import PeerError, Socket, frame
-from minfer.records.messages import Lost, Moved
+from minfer.records.messages import AdapterFailed, AdapterLoaded, Lost, Moved
 
 HEARTBEAT_SECONDS: Final = 1.0  # between two messages of a rank
+POLL_SECONDS: Final = 0.2  # between two looks for a lost rank
+NO_TRANSFER: Final = -1
 
 _log = logging.getLogger("minfer.executor")
 
@@ -83,6 +88,11 @@ class RankWorker:
                 os.kill(self.number, signal.SIGKILL)
 
 
+def as_transfer(number: int, end: AdapterLoaded | AdapterFailed) -> Moved | Lost:
+    """Returns the end of an adapter's load as that of a transfer of this number."""
+    return Lost(number, end.error) if isinstance(end, AdapterFailed) else Moved(number)
+
+
 @define(eq=False)
 class Transfers:
     """Transfers that have not ended on all ranks."""
@@ -91,6 +101,43 @@ class Transfers:
     lock: threading.Lock = field(factory=threading.Lock)
     # By number: how many ranks are not done, the first loss, and what to call at the end.
     open: dict[int, "tuple[int, Lost | None, ReportEnd]"] = field(factory=dict)
+    # Those of adapters are numbered from -2 down; others have numbers of the core's.
+    last_of_adapters: int = NO_TRANSFER
+
+    def begin_reading(self) -> "tuple[int, SimpleQueue[Moved | Lost]]":
+        """Note that the other ranks begin to read an adapter; returns the number of their
+        reports, and where their end appears.
+        """
+        ended: SimpleQueue[Moved | Lost] = SimpleQueue()
+        with self.lock:
+            self.last_of_adapters -= 1
+            number = self.last_of_adapters
+            self.open[number] = (self.ranks - 1, None, ended.put)
+        return number, ended
+
+    def begin_load(self, report: ReportLoad) -> tuple[int, ReportLoad]:
+        """Note that all ranks begin to load an adapter; returns the number of their
+        reports, and where this rank reports.
+        """
+        first: list[AdapterLoaded | AdapterFailed] = []
+
+        def report_all(end: Moved | Lost) -> None:
+            of_rank_0 = first[0]
+            if isinstance(end, Lost):
+                report(AdapterFailed(of_rank_0.adapter, of_rank_0.slot, end.error))
+            else:
+                report(of_rank_0)
+
+        with self.lock:
+            self.last_of_adapters -= 1
+            number = self.last_of_adapters
+
+        def note_rank_0(end: AdapterLoaded | AdapterFailed) -> None:
+            first.append(end)
+            self.note(as_transfer(number, end))
+
+        self.begin(number, report_all)
+        return number, note_rank_0
 
     def begin(self, number: int, report: ReportEnd) -> ReportEnd:
         """Note a transfer that begins on all ranks; returns where they report."""
@@ -200,6 +247,20 @@ class WorkerGroup:
                 pass
         if self.lost:
             raise RankStartError(self.lost)
+
+    def await_end(self, ended: "SimpleQueue[Moved | Lost]") -> None:
+        """Wait until the other ranks have read an adapter. Raises AdapterError if one
+        cannot, and RankError.
+        """
+        while True:
+            try:
+                end = ended.get(timeout=POLL_SECONDS)
+            except Empty:
+                self.check()
+                continue
+            if isinstance(end, Lost):
+                raise AdapterError(end.error)
+            return
 
     def watch(self) -> None:
         """Watch all ranks, each in a thread, until they end."""

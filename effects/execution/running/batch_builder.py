@@ -96,9 +96,10 @@ class BatchBuilder:
         splits: tuple[int, ...],
         fused: bool = False,
         verified: VerifiedRows | None = None,
+        adapters: bool = False,
     ) -> Batch:
         """Returns the batch of a step with these inputs; `sample` and `verified` are as
-        in `Batch`.
+        in `Batch`. `adapters`: its rows' adapters change the products.
         """
         states, pending = self._states(step, decode_inputs, chunks, verified), None
         if states is not None and states.drafted is not None:
@@ -118,6 +119,7 @@ class BatchBuilder:
             real=self._real_inputs(decode_inputs),
             states=states,
             pending=pending,
+            adapter_slots=self._adapter_slots(step) if adapters else None,
         )
 
     def _states(
@@ -140,6 +142,15 @@ class BatchBuilder:
             drafted=None if verified is None else drafted_rows(verified, decode_rows),
             first_token=first,
         )
+
+    def _adapter_slots(self, step: StepRows) -> Tensor | None:
+        """Returns the slot of each input's adapter [tokens]."""
+        if self.rows.adapter_slots is None:
+            return None
+        owners = step.rows
+        if step.prefill is not None:
+            owners = torch.cat((owners, step.prefill.tokens[OWNER_LINE]))
+        return self.rows.adapter_slots.index_select(0, owners)
 
     def _real_inputs(self, decode_inputs: StepInputs) -> Tensor | None:
         """Returns which inputs are not padding, if there are experts."""

@@ -93,6 +93,7 @@ class DeviceStep:
             splits=shape.splits,
             fused=self._fuses(shape),
             verified=verified,
+            adapters=shape.adapters,
         )
         batch = extra.add_to(batch) if extra else batch
         reads_states = self.drafter is not None and self.drafter.layers

@@ -52,8 +52,8 @@ def unsupported_request(plan: Plan, config: EngineConfig) -> str:
         return f"rows of this model have {groups} block table(s), a group of layers each"
     if reason := _unsupported_states(plan, config.state_pages):
         return reason
-    if any(opened.adapter for opened in plan.opens):
-        return "adapters cannot be loaded yet"
+    if any(opened.adapter_slot >= config.adapter_slots for opened in plan.opens):
+        return f"there are {config.adapter_slots} slots of adapters"
     for opened in plan.opens:
         if opened.pooling and opened.pooling not in POOLINGS:
             return (

@@ -37,6 +37,7 @@ from minfer.effects.execution.packing.pack_plan import Forward
 from minfer.effects.execution.packing.pooling import Pooler
 from minfer.effects.execution.packing.prompt_scores import Scorer
 from minfer.effects.execution.packing.read_back import HostSlot
+from minfer.effects.execution.running.adapter_loader import AdapterLoader
 from minfer.effects.execution.running.batch_builder import BatchBuilder
 from minfer.effects.execution.running.deferred_sampling import DeferredDraws
 from minfer.effects.execution.running.device_step import DeviceStep
@@ -77,10 +78,11 @@ class ModelRunner:
         draft: LoadedDraft | LoadedHead | None = None,
         ranks: Communicator = SINGLE_RANK,
         keeps_logits: bool = False,
+        adapters: AdapterLoader | None = None,
     ) -> None:
         """`checked`: a decode step that waits for the device, or allocates memory, fails.
         `keeps_logits`: any step may have deferred sampling, so all graphs support it.
-        `ranks` run the model together.
+        `ranks` run the model together, with the `adapters` of rows.
 
         Raises MemoryError or RuntimeError (torch.OutOfMemoryError) if the cache does not
         fit.
@@ -106,6 +108,9 @@ class ModelRunner:
             length,
             layout_for(cached_spec, config),
         )
+        self.adapters = adapters
+        if adapters is not None:
+            weights = adapters.with_slots(weights)
         self.rows = DeviceRows.of(config, length, spec.vocab_size, device)
         specs = [cached_spec, *([draft.spec] if isinstance(draft, LoadedDraft) else [])]
         slots = config.num_blocks * config.block_size
@@ -278,6 +283,8 @@ class ModelRunner:
         # frees whole segments, and small tensors can be at the end of the cache's.
         del self.step, self.cache, self.rows, self.staging, self.sampler
         del self.drafter, self.stage_buffers
+        if self.adapters is not None:
+            self.adapters.close()
         self.pooler.sums = None
 
     # --- one forward --------------------------------------------------------------------

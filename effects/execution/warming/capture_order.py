@@ -9,6 +9,7 @@ drafts gain. (Beside prompts, rows with drafts are a forward of their own: pack_
 Then come prompts, alone and beside decode rows without drafts: first all with at most
 `MAX_LONE_CHUNK_ROWS` decode rows, as a server's first load is mostly of few clients, and
 such steps are so short that launching them kernel by kernel takes several times as long.
+Where rows may have adapters, each shape is followed by the same one with adapters.
 Where grammars can be requested, any of these steps may have rows with deferred sampling;
 the deferred draws, which are a few launches, come after pure decode steps. Then come
 rarely requested shapes: other ways of sampling, contexts with other splits, many prompts
@@ -117,11 +118,20 @@ def capture_order(
         sampled(decode, refiltered, longer),
     )
     shapes = [shape for group in order for shape in group]
+    if config.adapter_slots:
+        shapes = [both for shape in shapes for both in _without_and_with_adapters(shape)]
     if grammars:
         shapes = [
             evolve(shape, keeps_logits=not shape.deferred_draws) for shape in shapes
         ]
     return [*dict.fromkeys(shapes)]
+
+
+def _without_and_with_adapters(shape: StepShape) -> list[StepShape]:
+    """Returns a shape of rows without adapters, and that of rows of which some have one.
+    Deferred draws are the same.
+    """
+    return [shape] if shape.deferred_draws else [shape, evolve(shape, adapters=True)]
 
 
 def _is_of_few_clients(shape: StepShape) -> bool:

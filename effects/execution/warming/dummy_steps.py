@@ -29,7 +29,7 @@ from minfer.effects.execution.warming.dummy_runner import DummyRunner
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.layout.shapes import max_step_drafts, padded_drafts
-from minfer.kernels import linear_tunes, norm, pdl, rope
+from minfer.kernels import linear_tunes, lora_tunes, norm, pdl, rope
 from minfer.kernels.gated_rule_tunes import MAX_RECURRENT_TOKENS
 from minfer.records.config import EngineConfig
 from minfer.records.plan import Copy
@@ -38,6 +38,7 @@ META_DEVICE: Final = torch.device("meta")
 # Counts after which another kernel, or another variant of it, is used.
 BOUNDS: Final = sorted(
     {choice.tokens for rows in linear_tunes.TABLE.values() for choice in rows}
+    | lora_tunes.BOUNDS
     | {
         1,
         pdl.MAX_EARLY_ROWS,
@@ -60,6 +61,8 @@ def launch_dummy_steps(dummy_runner: DummyRunner) -> None:
     with dummy_runner.few_layers():
         for shape in (*shapes(spec, config), *drafting(spec, config, draft)):
             dummy_runner.dummy_step(shape)
+            if config.adapter_slots:
+                dummy_runner.dummy_step(evolve(shape, adapters=True))
             prompts = ForwardWords.of(runner.staging, shape).prefill
             draft_model = runner.draft_model
             if draft_model is not None and prompts is not None and not shape.decode_rows:

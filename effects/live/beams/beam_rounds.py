@@ -226,6 +226,7 @@ def round_requests(
                 priority=request.priority,
                 client=request.client,
                 deadline=request.deadline,
+                adapter=request.adapter,
                 root=request.root,
                 keys=keys,
                 continuation=Continuation(

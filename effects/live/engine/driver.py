@@ -20,6 +20,7 @@ from minfer.effects.live.masks import MaskMaker, NoMasks
 from minfer.engine import step
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
+    AdapterFailed,
     Command,
     Emit,
     Event,
@@ -27,6 +28,7 @@ from minfer.records.messages import (
     Executed,
     Failed,
     FetchBlocks,
+    LoadAdapter,
     Move,
     StoreBlocks,
     Submit,
@@ -46,6 +48,12 @@ class Recorder(Protocol):
     def close(self, state: EngineState) -> None:
         """End the record; `state` is the last."""
         ...
+
+
+def refuse_adapters(command: LoadAdapter, report: Callable[[Event], None]) -> None:
+    """Report that there is nothing that could load an adapter."""
+    error = "this engine has no adapters"
+    report(AdapterFailed(command.adapter, command.slot, error))
 
 
 class Driver:
@@ -78,6 +86,8 @@ class Driver:
         self.policy_warnings = PolicyWarnings(config.policy)
         # Takes the ends of transfers, from any thread.
         self.report: Callable[[Event], None] = self.post
+        # Begins the load of an adapter, and reports its end.
+        self.load_adapter = refuse_adapters
         self.turns = 0  # turns taken so far
         self.last_events: tuple[Event, ...] = ()  # of the last turn
         # When a turn is due even without events, on the clock.
@@ -147,6 +157,8 @@ class Driver:
                     self.deferred.launch(plan)
                 case Move() | StoreBlocks() | FetchBlocks():
                     self.executor.move(command, self.report)
+                case LoadAdapter():
+                    self.load_adapter(command, self.report)
                 case WakeAt(moment):
                     self.wake = moment
                 case Emit(finished=finished):

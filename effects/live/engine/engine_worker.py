@@ -20,6 +20,7 @@ from minfer.effects.execution.tiers.keyed_store import KeyedStore
 from minfer.effects.live.client import Listener, Snapshot
 from minfer.effects.live.constraints.compiling_requests import CompilingRequests
 from minfer.effects.live.engine.driver import Driver
+from minfer.effects.live.engine.host_adapters import HostAdapters
 from minfer.effects.live.engine.interpreter import paused_collector, short_switch_interval
 from minfer.effects.live.engine.reporting import OutputReporter
 from minfer.effects.live.errors import PROGRAM_ENDED_MESSAGE, DrainingError, check_queue
@@ -29,7 +30,14 @@ from minfer.effects.live.request_registry import RequestRegistry, RequestStage
 from minfer.effects.live.totals import Totals, TotalsCounter, sum_totals
 from minfer.effects.text.grammars.store import Grammars
 from minfer.planning.schedule import queue_blocked_by
-from minfer.records.messages import Cancel, Event, Finish, Finished, Submit
+from minfer.records.messages import (
+    Cancel,
+    DropAdapter,
+    Event,
+    Finish,
+    Finished,
+    Submit,
+)
 from minfer.records.request import KvTransfer, Request
 from minfer.records.state import EngineState, Transition
 
@@ -46,10 +54,11 @@ class EngineWorker:
         journal: JournalWriter | None = None,
         grammars: Grammars | None = None,
         store: KeyedStore | None = None,
+        adapters: HostAdapters | None = None,
     ) -> None:
         """`journal` is the driver's recorder, if that is a journal; `grammars` compile
         the requests' constraints, before the requests enter the waiting queue; `store`
-        has the blocks of the external store.
+        has the blocks of the external store, and `adapters` those that requests name.
         """
         self.driver = driver
         driver.deferred.masks.listen(self._post_event)
@@ -58,6 +67,9 @@ class EngineWorker:
         self.compiling = CompilingRequests(grammars, self.live)
         self.journal = journal
         self.store = store
+        self.adapters = adapters
+        if adapters is not None:
+            driver.load_adapter = adapters.load
         self.tally = TotalsCounter()
         # Each gets every turn, once its outputs were sent: the state before, and what
         # the turn did.
@@ -142,6 +154,13 @@ class EngineWorker:
             self._check_alive()
             self.resets += 1
 
+    def drop_adapter(self, digest: str) -> None:
+        """As `EngineClient` says."""
+        event = DropAdapter(digest)
+        if self.adapters is not None:
+            self.adapters.forget(digest)
+            self._post_event(event)
+
     def snapshot(self) -> Snapshot:
         """As `EngineClient` says."""
         driver = self.driver
@@ -151,6 +170,8 @@ class EngineWorker:
         if waiting := len(state.waiting):
             waiting_for = {"turn": waiting - 1, queue_blocked_by(driver.config, state): 1}
         journal = self.journal
+        slots = state.adapters.slots
+        running_adapters = tuple(sorted(slot.adapter for slot in slots if slot.users))
         return Snapshot(
             time=now,
             dead="" if self.dead is None else repr(self.dead),
@@ -168,7 +189,17 @@ class EngineWorker:
             totals=self._totals(),
             journal_writing=None if journal is None else journal.failed is None,
             journal_errors=0 if journal is None else journal.errors,
+            running_adapters=running_adapters,
+            waiting_adapters=self._waiting_adapters(running_adapters),
         )
+
+    def _waiting_adapters(self, running: tuple[str, ...]) -> tuple[str, ...]:
+        """Returns the adapters of requests of which no sample runs."""
+        if not self.driver.config.adapter_slots:
+            return ()
+        records = self.live.served().values()
+        named = {record.request.adapter for record in records}
+        return tuple(sorted(named - {"", *running}))
 
     def _totals(self) -> Totals:
         totals = self.tally.totals()
@@ -196,6 +227,8 @@ class EngineWorker:
         with self.posted:
             is_first_close, self.closed = not self.closed, True
         if is_first_close:  # without the lock: the ends of transfers are posted meanwhile
+            if self.adapters is not None:
+                self.adapters.close()
             self.driver.close()
 
     def _push_when_computed(self, request: Request) -> None:
@@ -307,11 +340,15 @@ class EngineWorker:
             while driver.busy and threading.main_thread().is_alive():
                 is_idle = not driver.state.inflight and not driver.inbox
                 wait_seconds = (driver.wake or 0.0) - driver.clock() if is_idle else 0.0
-                awaits_event = driver.state.paused or driver.state.tiers.transfers
+                state = driver.state
+                awaits_event = (
+                    state.paused
+                    or state.tiers.transfers
+                    or any(slot.loading for slot in state.adapters.slots)
+                )
                 if is_idle and driver.wake is None and awaits_event:
-                    wait_seconds = (
-                        POLL_SECONDS  # until an event reports a mask, or moved blocks
-                    )
+                    # Until an event reports a mask, moved blocks or an adapter.
+                    wait_seconds = POLL_SECONDS
                 if wait_seconds <= 0:
                     return True
                 self.posted.wait(min(wait_seconds, 1.0))

@@ -87,6 +87,7 @@ def open_rank(
     loaded = _load(setup, rank_info)
     report(StartProgress(WEIGHTS, 1, 1))
     try:
+        from minfer.effects.execution.running.adapter_loader import AdapterRoom
         from minfer.effects.execution.torch_executor import TorchExecutor
 
         return TorchExecutor(
@@ -101,6 +102,7 @@ def open_rank(
             store=store,
             ranks=ranks,
             workers=workers,
+            adapters=AdapterRoom(setup.spec, setup.args.max_lora_rank),
         )
     except ExecutorError:
         raise  # of another rank

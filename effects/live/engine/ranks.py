@@ -54,7 +54,14 @@ if TYPE_CHECKING:
     from minfer.effects.execution.ranks.torch_ranks import TorchRanks
 
 # Settings that only rank 0 has, as nothing that a rank computes depends on them.
-RANK_0_SETTINGS: Final = ("scheduling_policy", "journal", "kv_disk", "kv_disk_secret")
+RANK_0_SETTINGS: Final = (
+    "scheduling_policy",
+    "journal",
+    "kv_disk",
+    "kv_disk_secret",
+    "lora_modules",
+    "lora_registry",
+)
 BLOCKS, DEVICE = "num_blocks", "device"  # of rank 0, beside its settings
 _log = logging.getLogger("minfer.executor")
 

@@ -118,6 +118,7 @@ class RequestInput:
     # How often the prefix cache was reset, or its epoch: earlier cached blocks are not
     # found.
     resets: int = 0
+    adapter: str = ""  # the digest of the adapter that it runs with, if any
 
     @property
     def id(self) -> str:
@@ -132,12 +133,14 @@ class RequestInput:
         salt = self.prompt.salt
         if not self.setup.args.enable_prefix_caching:
             salt = f"request {self.count}".encode()
-        return cache_root(self.setup.fingerprint, self.resets, salt)
+        return cache_root(self.setup.fingerprint, self.resets, salt, self.adapter)
 
 
-def cache_root(fingerprint: bytes, resets: int, salt: bytes = b"") -> Key:
-    """The key before the first block of prompts with a salt, after so many resets."""
-    key = root_key(fingerprint, salt)
+def cache_root(fingerprint: bytes, resets: int, salt: bytes, adapter: str) -> Key:
+    """The key before the first block of prompts with a salt and an adapter ("": none),
+    after `resets` resets.
+    """
+    key = root_key(fingerprint, salt, adapter)
     return root_key(key, f"reset {resets}".encode()) if resets else key
 
 
@@ -169,6 +172,7 @@ def make_request(
         priority=request_input.urgency.priority,
         client=request_input.urgency.client,
         deadline=float(request_input.urgency.deadline),
+        adapter=request_input.adapter,
         root=root,
         keys=block_keys(root, prompt, config.block_size),
     )
@@ -199,6 +203,7 @@ def make_search(request_input: RequestInput, search: BeamSearchParams) -> Search
         priority=request_input.urgency.priority,
         client=request_input.urgency.client,
         deadline=float(request_input.urgency.deadline),
+        adapter=request_input.adapter,
         root=request_input.root,
         width=width,
         search_params=search.search_params,
@@ -234,6 +239,7 @@ def make_pooled_request(request_input: RequestInput, pooling: str) -> Request:
         priority=request_input.urgency.priority,
         client=request_input.urgency.client,
         deadline=float(request_input.urgency.deadline),
+        adapter=request_input.adapter,
         root=root,
         keys=block_keys(root, prompt, config.block_size),
     )

@@ -29,7 +29,7 @@ class BlockStored(KvEvent, frozen=True):
     parent_block_hash: int | None  # of the block before the first; None: there is none
     token_ids: tuple[int, ...]  # of all blocks
     block_size: int  # tokens
-    lora_id: None  # there are no adapters
+    lora_id: None  # an adapter is in the extra key of a prompt's first block
     medium: str
     lora_name: None
     # For each block what its hash depends on besides tokens; only the first of a prompt

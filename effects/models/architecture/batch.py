@@ -115,6 +115,8 @@ class Batch:
     states: StateWork | None = None
     pending: PendingStates | None = None  # of rows with drafts, if there are any
     layer_states: LayerStates | None = None  # that a draft head reads
+    # [tokens] slots of adapters, -1 for none; None: no row has an adapter
+    adapter_slots: Tensor | None = None
 
     def splits_of(self, group: int) -> int:
         """Returns the splits of contexts in the layers of a group."""
@@ -133,6 +135,7 @@ class BatchRow:
     sample: int = 1
     # The page ids of the sequence's state, of a model with recurrent layers.
     state: Sequence[int] = ()
+    adapter_slot: int = -1  # of the sequence's adapter; -1: it has none
 
 
 @frozen(eq=False)
@@ -202,6 +205,7 @@ def make_batch(
             starts=to_device(starts[decode_rows]),
             chunks=None if chunks is None else state_chunks(chunks),
         )
+    adapter_slots = np.array([row.adapter_slot for row in rows])[owners]
     return Batch(
         tokens=to_device(np.concatenate([np.asarray(rows[i].tokens) for i in order])),
         positions=to_device(positions),
@@ -212,6 +216,7 @@ def make_batch(
         contexts=to_device(starts[decode_rows] + 1),
         chunks=chunks,
         states=states,
+        adapter_slots=to_device(adapter_slots) if adapter_slots.max() >= 0 else None,
     )
 
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from minfer.effects.models.architecture.gqa import GQA
 from minfer.effects.models.architecture.gqa_weights import GQAWeights
-from minfer.effects.models.architecture.model_step import ModelStep
+from minfer.effects.models.architecture.model_step import KeptTokens, ModelStep
 from minfer.effects.models.architecture.products import (
     add_product,
     apply_gates,
@@ -44,11 +44,11 @@ def attend_gqa(
     hidden: "Tensor",
     index: int,
     step: ModelStep,
-    keep: "Tensor | None",
+    kept: KeptTokens | None,
     x: "Tensor | None" = None,
 ) -> "Tensor":
     """Returns the residual stream with the attention of layer `index` added: of the
-    tokens `keep`, or of all; that of normalised rows `x`, if there are any.
+    kept tokens, or of all; that of normalised rows `x`, if there are any.
     """
     source, norm = (hidden, weights.norm) if x is None else (x, None)
     qkv, gates = norm_linear(source, norm, weights.qkv, step.products), None
@@ -58,8 +58,9 @@ def attend_gqa(
     if weights.whole_norms is not None:
         norm_heads(qkv, weights.whole_norms, step.products, step.communicator)
     attended = step.cache.rotate_and_attend(step.batch, index, qkv, weights.heads)
-    if keep is not None:
+    if kept is not None:
         # Of the other tokens, only keys and values are needed.
+        keep, step = kept.tokens, kept.step
         hidden, attended = hidden.index_select(0, keep), attended.index_select(0, keep)
         gates = None if gates is None else gates.index_select(0, keep)
     if weights.first_gates is not None and gates is not None:

@@ -19,21 +19,13 @@ from minfer.effects.models.architecture.laurel import add_laurel, laurel_rows
 from minfer.effects.models.architecture.layer_inputs import layer_input_rows
 from minfer.effects.models.architecture.layers import Layer, LayerWeights
 from minfer.effects.models.architecture.mla import MLAWeights, attend_mla, store_mla
-from minfer.effects.models.architecture.model_step import ModelStep
+from minfer.effects.models.architecture.model_step import KeptTokens, ModelStep
 from minfer.effects.models.architecture.moe import MoE, MoEWeights, feed_moe
 from minfer.effects.models.architecture.products import add_product, normalise
 from minfer.effects.models.architecture.recurrent import mix_with_state
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@frozen(eq=False)
-class KeptTokens:
-    """The tokens that the last layer continues with behind its attention."""
-
-    tokens: "Tensor"  # [kept] indices
-    step: ModelStep  # for these tokens
 
 
 def run_layer(
@@ -50,8 +42,7 @@ def run_layer(
     if weights.altup is not None:
         return _run_on_streams(layer, weights, weights.altup, hidden, index, step, kept)
     branches = branch_inputs(layer, weights, hidden)
-    keep = None if kept is None else kept.tokens
-    hidden = mix_tokens(layer, weights, hidden, index, step, keep, branches.attention)
+    hidden = mix_tokens(layer, weights, hidden, index, step, kept, branches.attention)
     if kept is not None:
         step, branches = kept.step, branches.select(kept.tokens)
     feed(layer, weights, hidden, step, branches.feed_forward)
@@ -76,8 +67,7 @@ def _run_on_streams(
     norm = None if weights.attention is None else weights.attention.norm
     x = hidden if norm is None else normalise(hidden, norm)
     laurel = laurel_rows(altup.laurel, x, step.products)
-    keep = None if kept is None else kept.tokens
-    hidden = mix_tokens(layer, weights, hidden, index, step, keep, x)
+    hidden = mix_tokens(layer, weights, hidden, index, step, kept, x)
     if kept is not None:
         step = kept.step
         laurel = laurel.index_select(0, kept.tokens)
@@ -130,12 +120,12 @@ def mix_tokens(
     hidden: "Tensor",
     index: int,
     step: ModelStep,
-    keep: "Tensor | None" = None,
+    kept: KeptTokens | None = None,
     x: "Tensor | None" = None,
 ) -> "Tensor":
     """Returns the residual stream [tokens, hidden] with the attention and the recurrent
-    sublayer of layer `index` added, those that it has: of the tokens `keep` alone, or of
-    all. `x`: as in `BranchInputs`.
+    sublayer of layer `index` added, those that it has: of the kept tokens, or of all.
+    `x`: as in `BranchInputs`.
     """
     sizes, recurrent, mixed = layer.recurrent, weights.recurrent, None
     if sizes is not None and recurrent is not None:
@@ -143,14 +133,14 @@ def mix_tokens(
         mixed = mix_with_state(sizes, recurrent, rows, norm, index, step)
     match weights.attention:
         case GQAWeights() as gqa_weights:
-            hidden = attend_gqa(gqa_weights, hidden, index, step, keep, x)
+            hidden = attend_gqa(gqa_weights, hidden, index, step, kept, x)
         case MLAWeights() as mla_weights:
-            hidden = attend_mla(mla_weights, hidden, index, step, keep, x)
-        case None if keep is not None:
-            hidden = hidden.index_select(0, keep)
+            hidden = attend_mla(mla_weights, hidden, index, step, kept, x)
+        case None if kept is not None:
+            hidden = hidden.index_select(0, kept.tokens)
     if mixed is not None and recurrent is not None:
-        if keep is not None:
-            mixed = mixed.index_select(0, keep)
+        if kept is not None:
+            mixed, step = mixed.index_select(0, kept.tokens), kept.step
         add_product(hidden, mixed, recurrent.out, step.products, step.communicator)
     return hidden
 

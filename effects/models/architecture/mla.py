@@ -35,7 +35,7 @@ from minfer.effects.models.architecture.linear import (
     sublayer_norm_parts,
     weight_parts,
 )
-from minfer.effects.models.architecture.model_step import ModelStep
+from minfer.effects.models.architecture.model_step import KeptTokens, ModelStep
 from minfer.effects.models.architecture.products import add_product, norm_linear
 from minfer.effects.models.architecture.quantization import CheckpointForm
 from minfer.effects.models.architecture.query_scale import QueryScale, read_query_scale
@@ -396,11 +396,11 @@ def attend_mla(
     hidden: "Tensor",
     index: int,
     step: ModelStep,
-    keep: "Tensor | None",
+    kept: KeptTokens | None,
     x: "Tensor | None" = None,
 ) -> "Tensor":
     """Returns the residual stream with the attention of layer `index` added: of the
-    tokens `keep`, or of all; that of normalised rows `x`, if there are any.
+    kept tokens, or of all; that of normalised rows `x`, if there are any.
     """
     source, norm = (hidden, weights.norm) if x is None else (x, None)
     products = norm_linear(source, norm, weights.inputs, step.products)
@@ -410,7 +410,8 @@ def attend_mla(
             query.contiguous(), weights.query_norm, weights.queries, step.products
         )
     attended = step.cache.mix_latent(step.batch, index, query, latent, weights.latents)
-    if keep is not None:
+    if kept is not None:
+        keep, step = kept.tokens, kept.step
         hidden, attended = hidden.index_select(0, keep), attended.index_select(0, keep)
     add_product(
         hidden, attended, weights.out, step.products, step.communicator, weights.after

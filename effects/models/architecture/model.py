@@ -22,8 +22,8 @@ from minfer.effects.models.architecture.batch import (
 )
 from minfer.effects.models.architecture.cache import PagedCache
 from minfer.effects.models.architecture.layer_inputs import make_layer_inputs
-from minfer.effects.models.architecture.layer_step import KeptTokens, run_layer
-from minfer.effects.models.architecture.model_step import ModelStep
+from minfer.effects.models.architecture.layer_step import run_layer
+from minfer.effects.models.architecture.model_step import KeptTokens, ModelStep
 from minfer.effects.models.architecture.product_context import ProductContext
 from minfer.effects.models.architecture.products import norm_linear
 from minfer.effects.models.architecture.spec import ModelSpec
@@ -31,6 +31,7 @@ from minfer.effects.models.architecture.weights import Weights
 from minfer.effects.models.ranks import SINGLE_RANK, Communicator, StageIO, whole_logits
 from minfer.kernels.leaves import Norm
 from minfer.kernels.plain import normalise
+from minfer.kernels.plain_lora import AdapterTokens
 from minfer.kernels.scaled_logits import scale_logits
 
 # A step and its PagedCache: logits [sampled, vocab], of several ranks a part of them.
@@ -58,7 +59,13 @@ def forward(
     None: `communicator` does.
     """
     stage_io = communicator if stage_io is None else stage_io
-    products = ProductContext(batch.tokens.is_cuda, batch.fused, batch.real)
+    slots = batch.adapter_slots
+    products = ProductContext(
+        batch.tokens.is_cuda,
+        batch.fused,
+        batch.real,
+        None if slots is None else AdapterTokens(slots),
+    )
     last, picked = len(spec.layers) - 1, _picked_tokens(batch)
     with torch.inference_mode():
         # [tokens, hidden]

@@ -56,3 +56,11 @@ class ModelStep:
             products=self.products.select(tokens),
             layer_inputs=None if inputs is None else inputs.index_select(0, tokens),
         )
+
+
+@frozen(eq=False)
+class KeptTokens:
+    """The tokens that the last layer continues with behind its attention."""
+
+    tokens: "Tensor"  # [kept] indices
+    step: ModelStep  # for these tokens

@@ -9,6 +9,8 @@ from attrs import evolve, frozen
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from minfer.kernels.plain_lora import AdapterTokens
+
 
 @frozen(eq=False)
 class ProductContext:
@@ -19,9 +21,13 @@ class ProductContext:
     # [tokens] bool: False for padding, which is sent to no expert; None: there is none,
     # or there are no experts
     real: "Tensor | None" = None
+    adapters: "AdapterTokens | None" = None  # None: no row has an adapter
 
     def select(self, tokens: "Tensor") -> "ProductContext":
         """Returns the context of some of the tokens: `tokens` [selected] are indices."""
-        if self.real is None:
-            return self
-        return evolve(self, real=self.real.index_select(0, tokens))
+        real, adapters = self.real, self.adapters
+        return evolve(
+            self,
+            real=None if real is None else real.index_select(0, tokens),
+            adapters=None if adapters is None else adapters.select(tokens),
+        )

@@ -39,13 +39,37 @@ def norm_linear(
     if norm is None:
         return linear(x, leaf, context)
     product: Tensor = _kernels(leaf, on_gpu=context.on_gpu).norm_linear(x, norm, leaf)
+    _add_adapters(product, x, leaf, context, norm)
     return product
 
 
 def linear(x: "Tensor", leaf: Linear, context: ProductContext) -> "Tensor":
     """Returns the product [tokens, outputs] with rows [tokens, inputs]."""
     product: Tensor = _kernels(leaf, on_gpu=context.on_gpu).linear(x, leaf)
+    _add_adapters(product, x, leaf, context)
     return product
+
+
+def changes(context: ProductContext, *leaves: Linear) -> bool:
+    """Returns whether adapters of the step may change a product with any of the leaves:
+    then nothing is fused with it that reads or changes its result.
+    """
+    return context.adapters is not None and any(
+        leaf.adapters is not None for leaf in leaves
+    )
+
+
+def _add_adapters(
+    product: "Tensor",
+    x: "Tensor",
+    leaf: Linear,
+    context: ProductContext,
+    norm: Norm | None = None,
+) -> None:
+    """Add what the rows' adapters add to a product with rows `x`, or normalised ones."""
+    if context.adapters is not None and leaf.adapters is not None:
+        module = _module("lora" if context.on_gpu else "plain_lora")
+        module.add_lora(product, x, leaf.adapters, context.adapters, norm)
 
 
 def feed(
@@ -67,7 +91,11 @@ def feed(
     x, norm = (residual, norm) if x is None else (x, None)
     kernels = _kernels(gate_up, on_gpu=context.on_gpu)
     adds_directly = communicator.rank_info.has_whole_matrices and after is None
-    if gate_up.scheme == down.scheme and hasattr(kernels, "feed"):
+    if changes(context, gate_up, down):
+        product = norm_linear(x, norm, gate_up, context)
+        inner = activate(product, gate_up, activation, context)
+        add_product(residual, inner, down, context, communicator, after)
+    elif gate_up.scheme == down.scheme and hasattr(kernels, "feed"):
         out = residual if adds_directly else residual.new_zeros(residual.shape)
         kernels.feed(out, x, norm, gate_up, down, activation, context.fused)
         if not adds_directly:
@@ -109,6 +137,7 @@ def add_product(
     """
     if communicator.rank_info.has_whole_matrices and after is None:
         _kernels(leaf, on_gpu=context.on_gpu).linear_add(residual, x, leaf)
+        _add_adapters(residual, x, leaf, context)
         return
     add_part(residual, linear(x, leaf, context), communicator, after)
 
@@ -191,7 +220,10 @@ def add_experts(
 ) -> None:
     """Add the weighted sum of each token's experts to `residual` [tokens, hidden]."""
     kernels = _kernels(experts.down, on_gpu=context.on_gpu, experts=True)
-    kernels.add_experts(residual, x, experts, choice)
+    if changes(context, experts.gate_up, experts.down):
+        kernels.add_experts(residual, x, experts, choice, adapters=context.adapters)
+    else:
+        kernels.add_experts(residual, x, experts, choice)
 
 
 def in_kernel_layout(leaf: Linear) -> Linear:

@@ -6,6 +6,7 @@ Code and pickles never are. Without a network, the cache's content is used.
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,16 +49,21 @@ def is_id(model: str) -> bool:
     return _ID.fullmatch(model) is not None
 
 
-def snapshot(model: str, cache_dir: str | Path | None = None) -> Path:
+def snapshot(
+    model: str,
+    cache_dir: str | Path | None = None,
+    files: Sequence[str] = ALLOW_PATTERNS,
+) -> Path:
     """Returns the folder of the checkpoint `model`, downloaded if necessary, into
-    `cache_dir` or the user's own cache. Raises HubError.
+    `cache_dir` or the user's own cache: those of its files that these patterns match.
+    Raises HubError.
     """
     from huggingface_hub import constants, errors, snapshot_download
 
     name, _, revision = model.partition("@")
     try:
         patterns: Any = {
-            "allow_patterns": ALLOW_PATTERNS,
+            "allow_patterns": [*files],
             "ignore_patterns": IGNORE_PATTERNS,
             "cache_dir": cache_dir,
         }

@@ -34,9 +34,9 @@ CONSOLIDATED: Final = "consolidated"
 # transformers 5's config field that names another file than these.
 WEIGHTS_FILE_KEY: Final = "transformers_weights"
 _log = logging.getLogger("minfer.weights")
-_MERGE: Final = (
-    "merge it into its base model (in peft, merge_and_unload and save_pretrained), and "
-    "give the result"
+_NAME_IT: Final = (
+    "name it with --enable-lora --lora-modules NAME=FOLDER, or in Python with "
+    "lora_request"
 )
 MAX_LISTED_NAMES: Final = 4  # how many names an error lists
 
@@ -179,8 +179,8 @@ def adapter_in(folder: Path) -> str | None:
 def warn_of_adapter(folder: Path) -> None:
     """Warn of an adapter beside a model's weights, which is not used."""
     if (adapter := adapter_in(folder)) is not None:
-        fault = "the adapter beside the weights is not used, as LoRA is not supported"
-        _log.warning("%s: %s; to use it, %s", folder / adapter, fault, _MERGE)
+        fault = "the adapter beside the weights is not used as a part of the model"
+        _log.warning("%s: %s; %s", folder / adapter, fault, _NAME_IT)
 
 
 def no_model(folder: Path) -> str | None:
@@ -189,8 +189,8 @@ def no_model(folder: Path) -> str | None:
     """
     if (adapter := adapter_in(folder)) is not None:
         return (
-            f"{folder}: holds an adapter ({adapter}), which is a part of a model; LoRA "
-            f"is not supported: {_MERGE}"
+            f"{folder}: holds an adapter ({adapter}), which is a part of a model; give "
+            f"its base model, and {_NAME_IT}"
         )
     for path in sorted(folder.glob(f"{CONSOLIDATED}*{SUFFIX}")):
         return (

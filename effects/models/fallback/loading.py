@@ -142,8 +142,8 @@ def _by_transformers(
     if (adapter := adapter_in(folder)) and is_peft_available():
         raise UnsupportedModelError(
             f"{folder}: holds an adapter ({adapter}) beside the weights, which "
-            f"transformers would use, as peft is installed; LoRA is not supported: move "
-            f"the adapter elsewhere"
+            f"transformers would use, as peft is installed; adapters are not supported "
+            f"for models that transformers runs: move it elsewhere"
         )
     options |= {"config": hf_model.config, "use_safetensors": True}
     options |= {"local_files_only": True, "trust_remote_code": False}

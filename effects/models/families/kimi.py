@@ -59,6 +59,7 @@ ROWS: Final = (
                 Renaming(r"\.w1\.", ".gate_proj."),
                 Renaming(r"\.w3\.", ".up_proj."),
                 Renaming(r"\.w2\.", ".down_proj."),
+                Renaming(r"\.forget_gate\.", "."),  # of transformers 5, in adapters
             )
         ),
         # transformers' class does not read it.

@@ -19,6 +19,8 @@ from minfer.effects.models.families.expert_keys import (
     SparseLayers,
 )
 from minfer.effects.models.families.family import Family
+from minfer.effects.models.families.layer_keys import StoredNames
+from minfer.effects.models.parts import Renaming
 
 _ROPES: Final = {
     "full_attention": {"rope_theta": 5e5, "partial_rotary_factor": 0.5},
@@ -67,6 +69,9 @@ ROWS: Final = (
                 width="shared_expert_intermediate_size", name="mlp.shared_expert"
             ),
             sparse=SparseLayers(dense="mlp_only_layers", layer_types="mlp_layer_types"),
+        ),
+        stored=StoredNames(  # of transformers 5, in adapters
+            renamings=(Renaming(r"\.shared_experts\.", ".shared_expert."),)
         ),
     ),
 )

@@ -50,6 +50,10 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "StateMissed": ("block", "cached"),
     "Loading": ("blocks", "hit", "kind"),
     "Recomputing": ("blocks", "hit", "kind"),
+    "AdapterLoading": ("slot", "adapter", "evicted"),
+    "SlotBlocked": ("loading", "used", "adapter"),
+    "AdapterLost": ("slot", "error", "ended"),
+    "DropAdapter": ("adapter",),
     "LostBlocks": ("blocks", "error"),
     "SavesSkipped": ("step", "saved", "skipped"),
     "QueueBlocked": ("cause", "needs", "available"),
@@ -62,9 +66,15 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "Chunk": ("step", "tokens", "last"),
 }
 # Events without an entry: times and results of drafts are in other tables,
-# `entered_requests` finds the arrivals, and lost blocks have a reason.
+# `entered_requests` finds the arrivals, and lost blocks and adapters have a reason.
 _NOT_LOGGED: Final = (
-    messages.Tick | messages.Submit | messages.Propose | messages.Moved | messages.Lost
+    messages.Tick
+    | messages.Submit
+    | messages.Propose
+    | messages.Moved
+    | messages.Lost
+    | messages.AdapterLoaded
+    | messages.AdapterFailed
 )
 _PLACES: Final = {kind: place for place, kind in enumerate(KINDS)}
 

@@ -7,7 +7,9 @@ Keys come from the command line and from a file, JSON or TOML, with a table for 
     key = "sk-..."
     priority = -1                  # optional
     tenant = "customer-1"          # whose prefix cache it uses; default: its name
-    admin = true                   # may reset all of the prefix cache; default: false
+    admin = true                   # may reset all of the prefix cache, and load adapters;
+                                   # default: false
+    adapters = ["team-a/*"]        # that it may use, with * for any text; default: all
 
     [cache]
     share = "all"                  # of all tenants; default: "tenant"
@@ -18,6 +20,7 @@ import hmac
 import json
 import tomllib
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +29,7 @@ from attrs import Factory, field, frozen
 from minfer.effects.live.input_processing.input_processor import MAX_CLIENT_CHARS
 from minfer.values.checks import MAX_PRIORITY, ConfigError
 
-_FIELDS: Final = {"name", "key", "priority", "tenant", "admin"}
+_FIELDS: Final = {"name", "key", "priority", "tenant", "admin", "adapters"}
 _TABLES: Final = {"keys", "cache"}  # of a file
 _SHARE_VALUES: Final = ("tenant", "all")
 _COMMAND_LINE_TENANT: Final = ""  # the tenant of its keys; those of files have names
@@ -43,7 +46,14 @@ class ApiKey:
     digest: bytes = field(repr=False)
     priority: int | None = None  # of all its requests; None: as each requests
     tenant: str = field(default=Factory(lambda self: self.name, takes_self=True))
-    admin: bool = False  # may reset the prefix cache of all
+    admin: bool = False  # may reset the prefix cache of all, and load adapters
+    # Patterns of the names of adapters that it may use; None: all.
+    adapters: tuple[str, ...] | None = None
+
+    def may_use(self, adapter: str) -> bool:
+        """Whether it may use an adapter of this name, if there is one."""
+        patterns = self.adapters
+        return patterns is None or any(fnmatchcase(adapter, each) for each in patterns)
 
 
 def digest(key: bytes) -> bytes:
@@ -154,7 +164,19 @@ def _read_key(entry: Any, location: str) -> ApiKey:
         ),
         tenant=_text_field(entry, "tenant", location) if "tenant" in entry else name,
         admin=admin,
+        adapters=_adapter_patterns(entry, location),
     )
+
+
+def _adapter_patterns(entry: dict[str, Any], location: str) -> tuple[str, ...] | None:
+    patterns = entry.get("adapters")
+    if patterns is None:
+        return None
+    if not isinstance(patterns, list) or not all(
+        isinstance(pattern, str) and pattern for pattern in patterns
+    ):
+        raise ConfigError(f"{location}: adapters must be a list of names or patterns")
+    return tuple(patterns)
 
 
 def _text_field(entry: dict[str, Any], name: str, location: str) -> str:

@@ -10,10 +10,12 @@ from typing import Final
 from attrs import Factory, field, frozen
 
 from minfer.effects.execution.tiers.folder_epochs import FolderEpochs
+from minfer.effects.live.adapters.sources import AdapterSources
 from minfer.effects.serving.access.api_keys import ApiKeys, read_keys
 from minfer.effects.serving.access.reasoning_cipher import reasoning_key
 from minfer.effects.serving.access.tenants import Tenants
 from minfer.effects.serving.wire.connections import ConnectionLimits
+from minfer.effects.setup.lora_settings import read_folders, read_hub_names
 from minfer.values.checks import ConfigError
 
 BODY_TIMEOUT_SECONDS: Final = 60.0
@@ -36,6 +38,8 @@ class ServerBounds:
     refuse_hosted_tools: bool = False  # else they are left out
     trust_request_chat_template: bool = False  # whether requests may bring templates
     tokenizer_info: bool = False  # whether GET /tokenizer_info is served
+    # Where adapters may come from while it serves, beside those it is started with.
+    adapter_sources: AdapterSources = field(factory=AdapterSources)
     vllm_metrics: bool = False  # whether /metrics has vLLM's names, too
     connection_limits: ConnectionLimits = field(factory=ConnectionLimits)
 
@@ -59,12 +63,44 @@ def read_bounds(options: argparse.Namespace) -> ServerBounds:
         refuse_hosted_tools=options.refuse_hosted_tools,
         trust_request_chat_template=options.trust_request_chat_template,
         tokenizer_info=options.enable_tokenizer_info_endpoint,
+        adapter_sources=_read_adapter_sources(options, keys),
         vllm_metrics=options.vllm_metrics,
         connection_limits=ConnectionLimits(
             connections=check_whole("max-connections", options.max_connections, 1),
             header=check_seconds("header-timeout", options.header_timeout),
         ),
     )
+
+
+def _read_adapter_sources(options: argparse.Namespace, keys: ApiKeys) -> AdapterSources:
+    """Where adapters may come from, by the command line. Raises ConfigError."""
+    sources = AdapterSources(
+        folders=read_folders(options.lora_folders),
+        hub=read_hub_names(options.lora_hub),
+        runtime_updates=options.allow_runtime_lora_updating,
+    )
+    given = {
+        "--lora-modules": options.lora_modules,
+        "--lora-folders": sources.folders,
+        "--lora-hub": sources.hub,
+        "--allow-runtime-lora-updating": sources.runtime_updates,
+    }
+    for name, value in given.items():
+        if value and not options.enable_lora:
+            raise ConfigError(f"{name} needs --enable-lora; add it, or leave {name} out")
+    if not sources.runtime_updates:
+        return sources
+    if not any(key.admin for key in keys.known):
+        raise ConfigError(
+            "--allow-runtime-lora-updating needs a key with admin = true, which alone "
+            "may load adapters; add one to the file of --api-keys-file"
+        )
+    if not sources.on_first_use:
+        raise ConfigError(
+            "--allow-runtime-lora-updating loads adapters from the folders of "
+            "--lora-folders and the list of --lora-hub; add one of them"
+        )
+    return sources
 
 
 def check_seconds(name: str, value: float) -> float:

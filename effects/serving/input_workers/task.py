@@ -35,6 +35,7 @@ class ModelFacts:
     max_position_embeddings: int = 0  # tokens that the model supports, if known
     default_params: Mapping[str, int | float]  # of sampling, as the model recommends
     names: tuple[str, ...]  # of the model
+    takes_adapters: bool = False  # other names may be adapters'
     # The formats of calls and reasoning: `Parsers`.
     tool_parser: str = NONE
     reasoning_parser: str = NONE
@@ -58,6 +59,7 @@ class ModelFacts:
             max_position_embeddings=setup.spec.max_position_embeddings,
             default_params=dict(setup.default_params),
             names=names,
+            takes_adapters=llm.adapters is not None,
             tool_parser=llm.parsers.tools,
             reasoning_parser=llm.parsers.reasoning,
             response_template=llm.parsers.response,
@@ -81,6 +83,7 @@ class QueryResult:
     """The answer to a question."""
 
     json: str
+    model: str = ""  # the name under which it was requested
     ignored: tuple[str, ...] = ()  # fields without effect: `ignored_hints`
 
 
@@ -174,9 +177,9 @@ def answer(
     """Read a question, and answer it in JSON. Raises as `prepare` does."""
     with collect_ignored() as hints:
         parsed = query.read(data)
-        models.resolve(parsed.model)
+        model = models.resolve(parsed.model)
         text = json.dumps(parsed.answer(model_info))
-    return QueryResult(json=text, ignored=hints.names)
+    return QueryResult(json=text, model=model, ignored=hints.names)
 
 
 def work(

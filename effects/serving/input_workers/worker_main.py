@@ -31,7 +31,9 @@ class InputWorker:
 
     def __init__(self, facts: ModelFacts) -> None:
         self._model_info = WorkerModel(facts)
-        self._models = Models(facts.names, 0, facts.max_model_len)
+        self._models = Models(
+            facts.names, 0, facts.max_model_len, takes_adapters=facts.takes_adapters
+        )
         endpoints: list[Endpoint | QueryEndpoint] = [*ENDPOINTS, *QUERY_ENDPOINTS]
         self.limits = facts.request_templates or DEFAULT_LIMITS
         self._targets = {endpoint.path: endpoint for endpoint in endpoints}

@@ -52,6 +52,7 @@ class AccessEntry:
     request_id: str
     key: str  # the name of its client's key, or nothing
     process: str
+    model: str = ""  # as it was requested: the name of the model, or of an adapter
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     replica: str = ""  # the last one, of several engines, of its first prompt
@@ -70,6 +71,7 @@ class AccessEntry:
                 "ms": self.ms,
                 "request_id": self.request_id,
                 "key": self.key or None,
+                "model": self.model or None,
                 "prompt_tokens": self.prompt_tokens,
                 "output_tokens": self.output_tokens,
                 **self._placed(),
@@ -86,6 +88,7 @@ class AccessEntry:
         words = [_date(self.arrived_at), f"{self.process}:", self.method, self.path]
         words += [str(self.status), f"{self.ms:.1f} ms", f"id={_word(self.request_id)}"]
         words += [f"key={_word(self.key)}"] if self.key else []
+        words += [f"model={_word(self.model)}"] if self.model else []
         if self.prompt_tokens is not None:
             words.append(f"tokens={self.prompt_tokens}+{self.output_tokens}")
         words += [f"{name}={_word(text)}" for name, text in self._placed().items()]
@@ -153,6 +156,7 @@ class AccessLog:
         ]
         return evolve(
             entry,
+            model=str(record["model"]),
             prompt_tokens=sum(prompt["prompt_tokens"] for prompt in prompts),
             output_tokens=sum(prompt["output_tokens"] for prompt in prompts),
             **(

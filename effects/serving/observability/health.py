@@ -5,7 +5,7 @@ while new requests are taken, too.
 from typing import Final
 
 import minfer
-from minfer.effects.live.client import ReplicaState
+from minfer.effects.live.client import ReplicaState, Snapshot
 from minfer.effects.serving.client_errors import ENGINE_STOPPED, SHUTTING_DOWN
 from minfer.effects.serving.server_state import ServerState
 
@@ -60,8 +60,25 @@ class Health:
             "version": minfer.__version__,
             "running": snapshot.running,
             "waiting": snapshot.waiting,
+            **self._adapters(snapshot),
             **self.replicas(),
             "replicas": [_replica(state) for state in snapshot.replicas or [own_state]],
+        }
+
+    def _adapters(self, snapshot: Snapshot) -> dict[str, object]:
+        """How many adapters there are; nothing if there are never any. Names are not for
+        everyone.
+        """
+        adapters = self._state.llm.adapters
+        if adapters is None:
+            return {}
+        return {
+            "adapters": {
+                "named": len(adapters.registry.entries()),
+                "running": len(snapshot.running_adapters),
+                "waiting": len(snapshot.waiting_adapters),
+                "slots": self._state.llm.setup.config.adapter_slots,
+            }
         }
 
     def unready_reason(self) -> str:

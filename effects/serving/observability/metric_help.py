@@ -16,12 +16,16 @@ HELP: Final[Mapping[str, str]] = {
         "is full), rows (the batch is full), budget (a step takes no more tokens), turn "
         "(they are behind the head of the queue), share (their client uses its share "
         "of rows while others run), loading (their KV blocks are on their way from host "
-        "memory, a disk or another engine), replica (none of several takes them now), "
-        "policy, sibling, step, fault."
+        "memory, a disk or another engine), adapter (theirs is not on the device), "
+        "replica (none of several takes them now), policy, sibling, step, fault."
     ),
     "kv_cache_usage_perc": (
         "Share of the KV cache that running samples hold, from 0 to 1; what is only kept "
         "for prefixes that may come again counts as free."
+    ),
+    "num_adapters_running": "Adapters (LoRA) of samples that are being computed now.",
+    "num_adapters_waiting": (
+        "Adapters of requests that wait now, while no request of theirs runs."
     ),
     "spec_decode_mean_acceptance_length": (
         "Tokens that a sample had of a step with guesses, on average since the start: "
@@ -97,6 +101,15 @@ HELP: Final[Mapping[str, str]] = {
         "(changed since it was written), foreign (of another deployment, layout or key), "
         "newer (of a later version), unreadable."
     ),
+    "adapter_requests": (
+        "Requests that have ended, by the name of their adapter; those of many are "
+        "counted together."
+    ),
+    "adapter_generation_tokens": (
+        "Tokens that were written for these requests, by the name of their adapter."
+    ),
+    "adapter_loads": "How often an adapter was loaded into a slot of the device.",
+    "failed_adapter_loads": "Loads of adapters that failed; their requests have ended.",
     "failed_steps": "Steps of the engine that failed; their samples run again, or end.",
     "overruled_policy_answers": (
         "Answers of the scheduling policy that the engine could not follow."

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, core
 from prometheus_client.registry import Collector
 
 from minfer.effects.execution.tiers.block_folder import REFUSED
+from minfer.effects.live.client import Snapshot
 from minfer.effects.live.served_model import ServedModel
 from minfer.effects.live.totals import (
     ACCEPTED_PER_POSITION,
@@ -24,9 +25,17 @@ from minfer.effects.live.totals import (
     HistogramBuilder,
     Totals,
 )
+from minfer.effects.serving.observability.adapter_metrics import (
+    REQUESTS_PREFIX,
+    TOKENS_PREFIX,
+    AdapterCounts,
+)
 from minfer.effects.serving.observability.metric_help import HELP, SETTINGS
 from minfer.effects.serving.observability.replica_metrics import replica_metrics
-from minfer.effects.serving.observability.vllm_metrics import vllm_metrics
+from minfer.effects.serving.observability.vllm_metrics import (
+    AdapterLabels,
+    vllm_metrics,
+)
 from minfer.effects.text.output_processor import OutputProcessor
 from minfer.effects.text.timeline import Timeline
 
@@ -82,6 +91,7 @@ class Metrics(Collector):
         # Requests that this API server sent to one of several engines: by the name of
         # that, a space, and why.
         self.routed: Mapping[str, int] = {}
+        self.adapters = AdapterCounts(llm.adapters)
         self.waits: dict[str, float] = {}  # of `request_queue_time_seconds`, by cause
         self.registry = CollectorRegistry()
         self.registry.register(self)
@@ -105,6 +115,7 @@ class Metrics(Collector):
                 else ""
             )
             self.ends[_FINISHED_REASONS.get(reason, "error")] += 1
+        self.adapters.note_end(job, sum(lengths))
         self._observe("request_prompt_tokens", len(job.request.prompt))
         self._observe("request_generation_tokens", sum(lengths))
         self._observe("request_params_n", job.request.n)
@@ -141,14 +152,23 @@ class Metrics(Collector):
             f"{_ROUTED_PREFIX}{target}": float(count) for target, count in sent.items()
         }
         filled = {name: bucket.histogram() for name, bucket in self.buckets.items()}
-        return Totals(ends | waits | routed, filled)
+        return Totals(ends | waits | routed | self.adapters.counts(), filled)
 
     def collect(self) -> Iterator[core.Metric]:
         """All metrics, at present."""
         families = [*self._collect()]
         yield from families
         if self.vllm_names:
-            yield from vllm_metrics(families)
+            yield from vllm_metrics(families, self._adapter_labels())
+
+    def _adapter_labels(self) -> AdapterLabels:
+        """The adapters that run and wait, by name."""
+        snapshot = self.client.snapshot()
+        return AdapterLabels(
+            max_lora=self.setup.config.adapter_slots,
+            running=self.adapters.names(snapshot.running_adapters),
+            waiting=self.adapters.names(snapshot.waiting_adapters),
+        )
 
     def _collect(self) -> Iterator[core.Metric]:
         """All metrics under minfer's names."""
@@ -172,6 +192,8 @@ class Metrics(Collector):
         yield self._family(counter, "request_success", ends, "finished_reason")
         waits = _with_prefix(totals.counts, _WAITED_PREFIX)
         yield self._family(counter, "request_wait_seconds", waits, "cause")
+        if self.setup.config.adapter_slots:
+            yield from self._adapter_metrics(snapshot, totals.counts)
         yield from self._engine_metrics(snapshot.totals.counts)
         if snapshot.replicas:
             routed = _with_prefix(totals.counts, _ROUTED_PREFIX)
@@ -196,6 +218,19 @@ class Metrics(Collector):
             "model_name": self.model,
         }
         yield core.InfoMetricFamily("minfer_cache_config", SETTINGS, facts)
+
+    def _adapter_metrics(
+        self, snapshot: Snapshot, counts: Mapping[str, float]
+    ) -> Iterator[core.Metric]:
+        """The metrics of adapters, and of requests by adapter."""
+        gauge, counter = core.GaugeMetricFamily, core.CounterMetricFamily
+        running = len(snapshot.running_adapters)
+        yield self._family(gauge, "num_adapters_running", running)
+        waiting = len(snapshot.waiting_adapters)
+        yield self._family(gauge, "num_adapters_waiting", waiting)
+        for prefix in (REQUESTS_PREFIX, TOKENS_PREFIX):
+            by_adapter = _with_prefix(counts, prefix)
+            yield self._family(counter, prefix.strip(), by_adapter, "adapter")
 
     def _engine_metrics(self, counts: Mapping[str, float]) -> Iterator[core.Metric]:
         """The metrics of the engine's counts, and those derived from them."""

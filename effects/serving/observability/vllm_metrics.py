@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from attrs import frozen
 from prometheus_client import core
 
 _OWN_PREFIX: Final = "minfer_"
@@ -52,15 +53,30 @@ NAMES: Final = {name: name for name in SAME_NAMES} | {
 _BY_REASON: Final = "num_requests_waiting_by_reason"
 _CAPACITY: Final = "capacity"  # vLLM's two reasons
 _DEFERRED: Final = "deferred"
-_DEFERRED_CAUSES: Final = ("loading",)  # KV that comes from elsewhere; others: capacity
-_NO_ADAPTERS: Final = {
-    "max_lora": "0",
-    "running_lora_adapters": "",
-    "waiting_lora_adapters": "",
-}
+# KV or adapters that come from elsewhere; others: capacity.
+_DEFERRED_CAUSES: Final = ("loading", "adapter")
 
 
-def vllm_metrics(families: Iterable[core.Metric]) -> Iterator[core.Metric]:
+@frozen(kw_only=True)
+class AdapterLabels:
+    """The labels of the metric of adapters."""
+
+    max_lora: int = 0  # adapters on the device at once
+    running: str = ""  # names, with commas between them
+    waiting: str = ""
+
+    def labels(self) -> dict[str, str]:
+        """Under vLLM's names."""
+        return {
+            "max_lora": str(self.max_lora),
+            "running_lora_adapters": self.running,
+            "waiting_lora_adapters": self.waiting,
+        }
+
+
+def vllm_metrics(
+    families: Iterable[core.Metric], adapter_labels: AdapterLabels
+) -> Iterator[core.Metric]:
     """The metrics of these that vLLM has, under its names, and that of adapters."""
     for family in families:
         name = family.name.removeprefix(_OWN_PREFIX)
@@ -68,13 +84,14 @@ def vllm_metrics(families: Iterable[core.Metric]) -> Iterator[core.Metric]:
             yield _renamed(family, name, NAMES[name])
         elif name == _BY_REASON:
             yield _by_reason(family)
+    labels = adapter_labels.labels()
     adapters = core.GaugeMetricFamily(
         f"{_PREFIX}lora_requests_info",
-        "LoRA adapters that run and wait, as labels; there are none. The value is the "
-        "time.",
-        labels=[*_NO_ADAPTERS],
+        "LoRA adapters of requests that run, and of those that wait while none of theirs "
+        "runs, as labels. The value is the time.",
+        labels=[*labels],
     )
-    adapters.add_metric([*_NO_ADAPTERS.values()], time.time())
+    adapters.add_metric([*labels.values()], time.time())
     yield adapters
 
 

@@ -290,6 +290,8 @@ async def _open_application(
     remote.bound_lengths(setup.config.max_model_len)
     llm = AsyncLLM.from_client(remote, setup, plan.number * REQUEST_IDS_PER_API_SERVER)
     await asyncio.to_thread(llm.warm_grammars)
+    if llm.adapters is not None:
+        await asyncio.to_thread(llm.adapters.warm)
     gate.application = Application(
         llm,
         plan.http.names,

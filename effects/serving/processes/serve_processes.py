@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from attrs import evolve, field, frozen
 
@@ -53,6 +54,7 @@ from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.model_source import checkpoint_folder
 from minfer.values.checks import ConfigError
 
+ADAPTERS_FOLDER: Final = "adapters"  # of the run folder: the names of adapters
 # Work of a process that keeps engines elsewhere, whose addresses it writes beside these
 # paths; with the callbacks of `Run`.
 Keep = Callable[[Sequence[Path], Callable[[], None], Callable[[], None]], int]
@@ -138,11 +140,14 @@ class ForkedServer:
         links = deployment.link_sockets(stack)
         # Once, before any process starts: it may have to be downloaded.
         read_config(checkpoint_folder(args))
+        folder = stack.enter_context(run_folder())
+        if args.enable_lora:
+            args = evolve(args, lora_registry=str(folder / ADAPTERS_FOLDER))
         return cls(
             args=args,
             options=options,
             deployment=deployment,
-            paths=socket_paths(stack.enter_context(run_folder()), deployment.replicas),
+            paths=socket_paths(folder, deployment.replicas),
             listeners=listeners,
             links=links,
             api_servers=api_servers,

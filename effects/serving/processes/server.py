@@ -50,6 +50,7 @@ from minfer.effects.serving.wire.unix_sockets import listen_at_path, unix_path
 from minfer.effects.serving.wire.websocket import ENVELOPE_BYTES, SOCKETS
 from minfer.effects.setup.engine_args import EngineArgs, engine_args
 from minfer.effects.setup.kv_events_settings import published_events
+from minfer.effects.setup.lora_settings import read_modules
 from minfer.values.checks import ConfigError
 
 DRAIN_SECONDS: Final = 5  # that answers have to be sent when the server ends
@@ -327,8 +328,10 @@ def read_options(options: argparse.Namespace) -> tuple[EngineArgs, HttpOptions]:
     tls.check()
     check_endpoint(options.otlp_traces_endpoint)
     bounds = read_bounds(options)
+    names = options.served_model_name or [_model_name(args)]
+    check_module_names(args, names)
     http = HttpOptions(
-        names=options.served_model_name or [_model_name(args)],
+        names=names,
         bounds=bounds,
         hosts=read_hosts(options, has_keys=bool(bounds.keys.known)),
         max_body=options.max_body_size,
@@ -341,6 +344,16 @@ def read_options(options: argparse.Namespace) -> tuple[EngineArgs, HttpOptions]:
         engine_timeout=options.engine_timeout,
     )
     return args, http
+
+
+def check_module_names(args: EngineArgs, names: Sequence[str]) -> None:
+    """Raise ConfigError for an adapter with a name of the model."""
+    for module in read_modules(args.lora_modules):
+        if module.name in names:
+            raise ConfigError(
+                f"--lora-modules: the model itself has the name {module.name!r}; choose "
+                "another one, or --served-model-name"
+            )
 
 
 def _model_name(args: EngineArgs) -> str:

@@ -6,10 +6,22 @@ import attrs
 import pytest
 
 from minfer.engine import step
-from minfer.journal.redact import redacted, redacted_config
+from minfer.journal.redact import redacted, redacted_config, redacted_request
 from minfer.journal.writing import encode_journal
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Executed, Failed, Finish, Submit
+from minfer.records.messages import (
+    AdapterFailed,
+    AdapterLoaded,
+    AdapterLoading,
+    AdapterLost,
+    DropAdapter,
+    Executed,
+    Failed,
+    Finish,
+    Reason,
+    SlotBlocked,
+    Submit,
+)
 from minfer.records.request import Request
 from minfer.records.speculation import Speculation
 from minfer.records.state import Turn, initial
@@ -30,6 +42,21 @@ def blind(config: EngineConfig, turns: list[Turn], secret: bytes = SECRET) -> by
     return encode_journal(redacted_config(config), reported, states=False)
 
 
+def unnamed(reasons: tuple[Reason, ...]) -> list[Reason]:
+    """Reasons without adapters, which have other names."""
+    found = list[Reason]()
+    for reason in reasons:
+        match reason:
+            case AdapterLoading():
+                evicted = "other" if reason.evicted else ""
+                found.append(attrs.evolve(reason, adapter="", evicted=evicted))
+            case SlotBlocked() | AdapterLost():
+                found.append(attrs.evolve(reason, adapter=""))
+            case _:
+                found.append(reason)
+    return found
+
+
 @pytest.mark.long
 @seeds(5, 120)
 def test_decisions_replay_without_tokens(seeds: range) -> None:
@@ -41,13 +68,14 @@ def test_decisions_replay_without_tokens(seeds: range) -> None:
         config, turns = recorded(seed)
         journal = opened(blind(config, turns))
         for mine, theirs in zip(turns, journal.turns(), strict=True):
-            assert theirs.transition.reasons == mine.transition.reasons or any(
+            own = unnamed(mine.transition.reasons)
+            assert unnamed(theirs.transition.reasons) == own or any(
                 isinstance(event, Executed | Failed) for event in mine.events
             )
             hits += sum(
                 getattr(reason, "hit", 0) > 0 for reason in mine.transition.reasons
             )
-    assert hits > 4 * len(seeds)
+    assert hits > 3 * len(seeds)
 
 
 def test_no_token_is_in_it() -> None:
@@ -102,3 +130,25 @@ def test_errors_of_the_text_layer_are_left_out() -> None:
     first, second = redacted(config, initial(config), emitted, SECRET)
     assert first == Finish("a", 0, 1, "error", "left out")
     assert second == emitted[1]
+
+
+def test_adapters_have_the_same_other_name_everywhere() -> None:
+    config = EngineConfig(num_blocks=9, adapter_slots=1)
+    request = Request(id="a", prompt=(1,), max_tokens=1, adapter="a1")
+    events = (
+        Submit(request),
+        AdapterLoaded("a1", 0),
+        AdapterFailed("a1", 0, "/home/someone/adapter"),
+        DropAdapter("a1"),
+    )
+    state = initial(config)
+    submit, *others = redacted(config, state, events, SECRET)
+    assert isinstance(submit, Submit)
+    name = submit.request.adapter
+    assert name != "a1"
+    assert others == [
+        AdapterLoaded(name, 0),
+        AdapterFailed(name, 0, "left out"),
+        DropAdapter(name),
+    ]
+    assert redacted_request(config, request, b"other").adapter != name

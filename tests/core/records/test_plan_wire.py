@@ -80,7 +80,7 @@ OPENS = st.builds(
     last_index=NUMBERS,
     sampling=SAMPLINGS,
     tables=st.lists(COLUMN, min_size=1, max_size=3).map(tuple),
-    adapter=st.text(max_size=4),
+    adapter_slot=st.integers(-1, 1000),
     pooling=st.sampled_from(("", "last", "mean")),
 )
 PLANS = st.builds(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from minfer.routing.accounts import MAX_ADAPTERS
 from minfer.routing.messages import (
     BlocksPublished,
     Deferred,
@@ -345,3 +346,38 @@ def test_a_prompt_goes_to_the_best_replica_below_the_bound(
         assert found.why == (
             "hash" if best_replica(names, key) in below else "hash, load"
         )
+
+
+# --- adapters ---------------------------------------------------------------------------
+
+
+def adapter_ask(name: str, adapter: str) -> Any:
+    return evolve(ask(name), adapter=adapter)
+
+
+def test_an_adapters_requests_go_where_it_is_while_that_costs_little() -> None:
+    policy = evolve(PLAIN, adapter=25.0)  # worth two sequences and some tokens
+    desk = Desk("abc", policy)
+    desk.tell(LoadReport("b", 0, 0, 0, adapters=("x", "y")))
+    assert desk.placed(adapter_ask("1", "x")) == "b"
+    desk.tell(LoadReport("b", 2, 0, 4, adapters=("x", "y")))  # 24 more
+    assert desk.placed(adapter_ask("2", "x")) == "b"
+    desk.tell(LoadReport("b", 3, 0, 0, adapters=("x", "y")))
+    assert desk.placed(adapter_ask("3", "y")) == "a"  # a load costs less
+    assert desk.placed(adapter_ask("4", "y")) == "a"  # and is made once
+    assert desk.placed(adapter_ask("5", "z")) == "c"
+    assert desk.placed(adapter_ask("6", "")) == "c"
+
+
+def test_a_report_says_which_adapters_are_there() -> None:
+    desk = Desk("ab", evolve(PLAIN, adapter=1e6))
+    assert desk.placed(adapter_ask("1", "x")) == "a"
+    desk.tell(LoadReport("a", 9, 0, 9))  # without a word about adapters
+    assert desk.state.replicas["a"].adapters == ("x",)
+    assert desk.placed(adapter_ask("2", "x")) == "a"
+    desk.tell(LoadReport("a", 9, 0, 9, adapters=()))
+    assert desk.placed(adapter_ask("3", "x")) == "b"
+    for number in range(MAX_ADAPTERS + 2):
+        desk.tell(Dispatched("a", adapter_ask(f"more {number}", f"{number}")))
+    names = desk.state.replicas["a"].adapters
+    assert (len(names), names[-1]) == (MAX_ADAPTERS, f"{MAX_ADAPTERS + 1}")

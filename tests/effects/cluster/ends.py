@@ -95,6 +95,9 @@ class MadeUp:
     def reset_cache(self) -> None:
         """Nothing is queried."""
 
+    def drop_adapter(self, digest: str) -> None:
+        """Nothing is queried."""
+
     def snapshot(self) -> Snapshot:
         return self.state
 

@@ -24,6 +24,7 @@ def test_a_digest_is_of_what_determines_the_work() -> None:
         evolve(asked, prompt=(1, 2)),
         evolve(asked, max_tokens=8),
         evolve(asked, n=1),
+        evolve(asked, adapter="0f"),
         evolve(asked, stop_ids=frozenset((3,))),
         evolve(asked, bad_words=((5,),)),
         evolve(asked, sampling=SamplingParams(temperature=0.5)),

@@ -195,3 +195,20 @@ def test_a_port_that_is_taken_ends_the_start(option: str) -> None:
             pytest.raises(ConfigError, match=f"cannot listen at .* with {option}"),
         ):
             deployment(*options).link_sockets(stack)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--distributed=ray"],
+        [SAID, "--prefill-at=h:1", "--kv-listen=7"],
+        [SAID, "--prefill-listen=h:1"],
+    ],
+)
+def test_adapters_are_not_for_engines_of_other_machines(
+    options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "find_spec", lambda _: True)
+    with pytest.raises(ConfigError, match="--enable-lora is for engines of this machine"):
+        deployment("--enable-lora", *options)
+    assert counts(deployment("--enable-lora", *APART)) == (3, 1, 0, True)

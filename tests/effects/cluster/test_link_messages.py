@@ -98,6 +98,7 @@ REQUEST = other(
         KvTransfer(), first_block=2, num_stored_blocks=6, push_to="engine 2"
     ),
     taken=True,
+    adapter="0f",
 )
 FINISHED = other(
     Finished("", 0, "", 0),
@@ -169,6 +170,7 @@ def test_what_fronts_say_is_the_same_on_the_other_side() -> None:
         wire.CancelRequests(("a", "b")),
         wire.EndSamples((Finish("a", 1, 5, "stop"),)),
         wire.ResetCache(),
+        wire.UnloadAdapter("0f"),
     ):
         assert to_engine(message) == message
 
@@ -220,6 +222,8 @@ def test_a_snapshot_is_the_same_for_who_asks_a_front() -> None:
         "totals": TOTALS,
         "journal_writing": False,
         "journal_errors": 7,
+        "running_adapters": ("0f",),
+        "waiting_adapters": ("1f",),
     }
     # An API server has its own clock and its own end. How often the cache was reset, and
     # what API servers have counted, the host was told by them.

@@ -266,7 +266,7 @@ def test_adapters_and_groups_of_layers_are_refused(model: Model) -> None:
     executor = Run.start(model).driver.executor
     new_row = opened(Request(id="x", prompt=(5,), max_tokens=3), (0,))
     wrong = {
-        "adapter": evolve(new_row, adapter="a"),
+        "adapter": evolve(new_row, adapter_slot=0),
         "table": evolve(new_row, tables=((0,), (1,))),
     }
     for error_text, opens in wrong.items():

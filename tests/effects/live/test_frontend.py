@@ -73,6 +73,9 @@ class Stub:
     def reset_cache(self) -> None:
         raise NotImplementedError
 
+    def drop_adapter(self, digest: str) -> None:
+        raise NotImplementedError
+
     def snapshot(self) -> Snapshot:
         raise NotImplementedError
 

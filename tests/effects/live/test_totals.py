@@ -24,6 +24,8 @@ from minfer.effects.live.totals import (
 )
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
+    AdapterLoading,
+    AdapterLost,
     Admitted,
     Discarded,
     Emit,
@@ -99,6 +101,8 @@ def test_each_reason_has_its_count() -> None:
         Recomputing("e", 0, 5, 4, 0.2, 0.1, fetch),
         LostBlocks(3, "torn", host),
         LostBlocks(2, "missing", fetch),
+        AdapterLoading("a", 0, "ab", 1, ""),
+        AdapterLost("ab", 1, "torn", 1),
     )
     tally.count_turn(Transition(at(5.0), (), reasons))
     assert tally.totals().counts == {
@@ -113,6 +117,8 @@ def test_each_reason_has_its_count() -> None:
         "kv_keyed_loaded_blocks": 6,
         "kv_keyed_recomputed_blocks": 1,
         "kv_keyed_lost_blocks": 2,
+        "adapter_loads": 1,
+        "failed_adapter_loads": 1,
         "failed_steps": 2,
         "overruled_policy_answers": 1,
         "spec_decode_num_drafts": 0,

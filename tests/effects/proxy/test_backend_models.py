@@ -124,3 +124,17 @@ def test_models_are_in_answers_of_several_forms(
 @pytest.mark.parametrize("answer", [b"", b"{", b"[" * 100_000, b"\xff"])
 def test_an_answer_that_is_no_json_names_none(answer: bytes) -> None:
     assert read_models(answer) == ModelList()
+
+
+def test_a_backend_with_adapters_may_have_any_name() -> None:
+    models = BackendModels(["a", "b"])
+    own = frozenset(["base"])
+    models.note("a", ModelList(own | {"sql"}, takes_adapters=True, own=own))
+    models.note("b", ModelList(own, takes_adapters=True, own=own))
+    assert models.backends_of("sql") == models.backends_of("chat") == ("a", "b")
+    names = ["sql", "chat", "base", "", "x" * 201]
+    assert [models.adapter(name) for name in names] == ["sql", "chat", "", "", ""]
+    models.note("b", ModelList(frozenset(["other"])))
+    assert models.backends_of("chat") == ("a",)
+    ready = {"models": ["base"], "adapters": {"named": 1}}
+    assert read_models(json.dumps(ready).encode()) == ModelList(own, takes_adapters=True)

@@ -76,7 +76,7 @@ def named(name: str) -> dict[str, Any]:
 
 def test_a_line_for_programs() -> None:
     prompts = [{"prompt_tokens": 3, "output_tokens": 4}] * 2
-    record = {"endpoint": "/v1/completions", "prompts": prompts}
+    record = {"endpoint": "/v1/completions", "model": "m", "prompts": prompts}
     (line,) = logged(named("cmpl-1"), record=record)
     entry = json.loads(line)
     assert entry.pop("time").endswith("+00:00")
@@ -88,6 +88,7 @@ def test_a_line_for_programs() -> None:
         "status": 201,
         "request_id": "cmpl-1",
         "key": "Ann's own",
+        "model": "m",
         "prompt_tokens": 6,
         "output_tokens": 8,
     }

@@ -80,6 +80,8 @@ BAD: dict[str, tuple[Any, str]] = {
         "tokens_per_minute: rate limits were removed; a gateway",
     ),
     "no tenant": ([{**ENTRY, "tenant": ""}], "key 1: tenant must be a text"),
+    "no patterns": ([{**ENTRY, "adapters": "a"}], "key 1: adapters must be a list of"),
+    "no pattern": ([{**ENTRY, "adapters": [""]}], "key 1: adapters must be a list of"),
     "no truth": ([{**ENTRY, "admin": 1}], "key 1: admin must be true or false"),
     "another table": ({"keys": [ENTRY], "cahe": {}}, "no table 'cahe'; it has keys and"),
     "no cache": ({"keys": [ENTRY], "cache": "all"}, "cache must be a table"),

@@ -78,6 +78,7 @@ def test_health_has_each_of_several(replicas: Any, ready: str | None) -> None:
 
         def __init__(self) -> None:
             self.llm = self.client = self
+            self.adapters = None
             self.unready = ""
             self.machine = "node-b (10.0.0.2)"
 
@@ -111,7 +112,7 @@ def test_a_line_of_the_log_says_where_a_request_went_and_why() -> None:
     ]
     head = {**HEAD, "headers": [(b"x-request-id", b"cmpl-1")]}
     for placed, is_placed in (({"replicas": hops}, True), ({}, False)):
-        record = {"endpoint": "/x", "prompts": [{**prompt, **placed}]}
+        record = {"endpoint": "/x", "model": "m", "prompts": [{**prompt, **placed}]}
         (line,) = logged(head, path="/x", record=record)
         entry = json.loads(line)
         assert [entry.get(name) for name in ("replica", "machine", "why")] == (

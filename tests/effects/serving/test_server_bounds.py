@@ -102,3 +102,49 @@ def test_options_of_responses_and_the_tokenizer() -> None:
     bounds = parse("--refuse-hosted-tools", "--enable-tokenizer-info-endpoint")
     assert bounds.refuse_hosted_tools
     assert bounds.tokenizer_info
+
+
+ADMIN = '[[keys]]\nname = "a"\nkey = "b"\nadmin = true\nadapters = ["x/*"]\n'
+LOADS = ("--enable-lora", "--allow-runtime-lora-updating")
+
+
+def test_adapters_come_from_where_the_operator_says(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(ADMIN)
+    bounds = parse(
+        *LOADS, "--api-keys-file", str(file), "--lora-folders", str(tmp_path), *HUB
+    )
+    sources = bounds.adapter_sources
+    assert sources.folders == (tmp_path.resolve(),)
+    assert sources.hub == {"sql": "org/sql@v1"}
+    assert sources.runtime_updates
+    (key,) = bounds.keys.known
+    uses = [key.may_use(name) for name in ("x/1", "x/1/2", "x", "y/x/1", "X/1")]
+    assert uses == [True, True, False, False, False]
+    assert not parse("--enable-lora").adapter_sources.on_first_use
+
+
+HUB = ("--lora-hub", "sql=org/sql@v1")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--lora-modules", "a=b"), "--lora-modules needs --enable-lora; add it"),
+        (HUB, "--lora-hub needs --enable-lora; add it"),
+        (("--lora-folders", "/"), "--lora-folders needs --enable-lora; add it"),
+        (LOADS[1:], "--allow-runtime-lora-updating needs --enable-lora; add it"),
+        ((*LOADS, *HUB), "needs a key with admin = true"),
+        ((*LOADS, *HUB, "--api-key", "x"), "needs a key with admin = true"),
+        ((*LOADS, "--api-keys-file", "KEYS"), "add one of them"),
+    ],
+)
+def test_options_of_adapters_need_each_other(
+    tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    file = tmp_path / "KEYS.toml"
+    file.write_text(ADMIN)
+    given = [str(file) if word == "KEYS" else word for word in words]
+    with pytest.raises(ConfigError) as error:
+        parse(*given)
+    assert message in str(error.value)

@@ -288,3 +288,18 @@ def test_padding_is_bounded() -> None:
     for count in range(1, 10_000):
         assert count <= padded_tokens(count) <= max(64, 1.5 * count, count + 63)
         assert padded_tokens(padded_tokens(count)) == padded_tokens(count)
+
+
+def test_slots_of_adapters_take_memory_from_the_cache() -> None:
+    def planned(**settings: Any) -> MemoryPlan:
+        return prepare(EngineArgs(**settings), limit=2**30).memory
+
+    without, few = planned(), planned(enable_lora=True, max_loras=4)
+    many = planned(enable_lora=True, max_loras=8, max_lora_rank=32)
+    assert without.adapters == 0
+    assert 0 < 2 * few.adapters < many.adapters <= 4 * few.adapters
+    lost = without.kv_cache + without.workspace - few.kv_cache - few.workspace
+    assert abs(lost - few.adapters) < 2 * few.block_bytes
+    assert "for 4 at once" in describe(few, "m")
+    with pytest.raises(NotEnoughMemoryError, match=r"for 8 adapters and .*--max-loras"):
+        prepare(EngineArgs(enable_lora=True, max_lora_rank=512), limit=2**24)

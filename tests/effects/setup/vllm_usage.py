@@ -122,7 +122,11 @@ SPELLINGS: Final[tuple[tuple[str, str], ...]] = (
     ("--enable-log-requests", "alias"),
     ("--disable-uvicorn-access-log", "always"),
     # What it does not have.
-    ("--enable-lora --max-lora-rank 16", "refused"),
+    ("--enable-lora --max-lora-rank 16", "same"),
+    ("--enable-lora --max-loras 4 --max-cpu-loras 8", "same"),
+    ("--enable-lora --fully-sharded-loras", "hint"),
+    ("--enable-lora --lora-dtype float16", "refused"),
+    ("--lora-dtype auto", "always"),
     ('--limit-mm-per-prompt {"image":0}', "always"),
     ("--enable-sleep-mode", "refused"),
 )
@@ -152,7 +156,8 @@ KEYWORD_SETS: Final[tuple[tuple[str, dict[str, Any], str], ...]] = (
     ("LLM", {"compilation_config": 0}, "hint"),
     ("LLM", {"distributed_executor_backend": "mp"}, "hint"),
     ("LLM", {"disable_custom_all_reduce": True}, "hint"),
-    ("LLM", {"enable_lora": True, "max_lora_rank": 16}, "refused"),
+    ("LLM", {"enable_lora": True, "max_lora_rank": 16, "max_loras": 1}, "same"),
+    ("LLM", {"enable_lora": True, "max_cpu_loras": 2}, "same"),
     ("LLM", {"limit_mm_per_prompt": {"image": 0}}, "always"),
     ("LLM", {"logits_processors": []}, "always"),
     ("LLM", {"enable_sleep_mode": True}, "refused"),

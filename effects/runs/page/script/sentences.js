@@ -53,6 +53,7 @@ function blocked(i) {
     budget: "the token budget of this step is spent",
     sibling: "another sample of its request is computing the prompt that they share",
     loading: "its cached blocks are on their way to the device",
+    adapter: "its adapter is not on the device, and all others wait, too",
     share: "its client has its share of seats, or of newcomers, while others run",
     policy: `the scheduling policy (${run.policy}) defers it`,
   };
@@ -62,7 +63,12 @@ function blocked(i) {
 // An entry of the log as a sentence about `name`.
 export function entry(i, name = link(log.sample[i])) {
   const about = { i, name, a: log.a[i], b: log.b[i], c: log.c[i], s: log.sample[i] };
-  return eventSentence(about) ?? decisionSentence(about) ?? chunkSentence(about);
+  return (
+    eventSentence(about) ??
+    adapterSentence(about) ??
+    decisionSentence(about) ??
+    chunkSentence(about)
+  );
 }
 
 function eventSentence({ i, name, a, b, s }) {
@@ -91,6 +97,26 @@ function eventSentence({ i, name, a, b, s }) {
       return item([name, a ? " awaits the mask of its next token" : " has its mask"]);
     case "Failed":
       return item([`step ${count(a)} failed${and(b)}`], "wrong");
+    default:
+      return undefined;
+  }
+}
+
+function adapterSentence({ i, name, a, b, c }) {
+  switch (kindOf(i)) {
+    case "AdapterLoading":
+      return item([name, ` has its adapter loaded into slot ${count(a)}`]);
+    case "SlotBlocked": {
+      const slots = `${many(b, "slot is", "slots are")} used, ${count(a)} loading`;
+      return item([name, ` waits for a slot for its adapter: ${slots}`], "held");
+    }
+    case "AdapterLost": {
+      const ended = many(c, "sample ends", "samples end");
+      const words = `the load of an adapter into slot ${count(a)} failed${and(b)}`;
+      return item([`${words}; ${ended}`], "wrong");
+    }
+    case "DropAdapter":
+      return item([`the adapter ${text(a)} is unloaded`]);
     default:
       return undefined;
   }

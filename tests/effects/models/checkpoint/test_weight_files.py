@@ -116,7 +116,10 @@ def test_weights_under_other_names(tmp_path: Path, files: list[str], says: str) 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("adapter_model.safetensors", "LoRA is not supported: merge it into its base"),
+        (
+            "adapter_model.safetensors",
+            "give its base model, and name it with --enable-lora",
+        ),
         ("consolidated.safetensors", "Mistral's own form"),
         ("consolidated-00001-of-00002.safetensors", "Mistral's own form"),
     ],

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from attrs import evolve
 
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.net.framing import FrameReader, frame
@@ -50,6 +51,16 @@ def test_a_refusal_has_the_parts_of_the_error(worker: InputWorker) -> None:
     error = reply_to(worker, prompt="a" * 10**6).refusal
     assert error is not None
     assert (error.code, error.param) == ("context_length_exceeded", "prompt")
+
+
+def test_names_of_adapters_are_looked_up_later(worker: InputWorker) -> None:
+    error = reply_to(worker, prompt="x", model="sql").refusal
+    assert error is not None
+    assert error.code == "model_not_found"
+    facts = evolve(worker._model_info.facts, takes_adapters=True)
+    reply = reply_to(InputWorker(facts), prompt="x", model="sql")
+    assert reply.prepared is not None
+    assert (reply.prepared.model, reply.prepared.request.adapter) == ("sql", "")
 
 
 def test_a_prompt_that_is_too_long_does_not_travel(worker: InputWorker) -> None:

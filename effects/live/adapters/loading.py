@@ -1,0 +1,97 @@
+"""Loads of adapters while requests are served: few at once, each file once, in turns.
+
+    ask(name) --> the same load, if that is under way
+              --> failed a moment ago: the same error
+              --> waits: `MAX_LOADS` run at once, `MAX_WAITING` wait, half of them of one
+                  client at most; beyond that OverloadedError
+
+They run in threads of their own: files and digests are read there.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+from attrs import frozen
+
+from minfer.effects.live.adapters.registry import AdapterEntry
+from minfer.effects.live.errors import OverloadedError
+
+MAX_LOADS: Final = 2  # at once
+MAX_WAITING: Final = 32  # loads, with those that run
+FAILED_SECONDS: Final = 10.0  # in which a name that failed is not tried again
+MAX_FAILURES: Final = 256  # that are remembered
+
+Load = Callable[[], AdapterEntry]
+
+
+@frozen
+class _Failure:
+    error: Exception
+    time: float
+
+
+class AdapterLoads:
+    """The loads of one process. Methods may be called from any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._pool = ThreadPoolExecutor(MAX_LOADS, "minfer-adapters")
+        self._lock = threading.RLock()  # a load may have ended at once
+        self._running: dict[str, Future[AdapterEntry]] = {}  # by name
+        self._of_clients: Counter[str] = Counter()
+        self._failures: dict[str, _Failure] = {}  # by name, the oldest first
+
+    def begin(self, name: str, client: str, load: Load) -> Future[AdapterEntry]:
+        """Returns the load of an adapter on first use, which `load` does unless one of
+        that name is under way. Raises OverloadedError, and again the error of a load that
+        failed a moment ago.
+        """
+        with self._lock:
+            if (running := self._running.get(name)) is not None:
+                return running
+            failure = self._failures.get(name)
+            if failure is not None and self._clock() < failure.time + FAILED_SECONDS:
+                raise failure.error.with_traceback(None)
+            return self._submit(name, client, load)
+
+    def begin_new(self, name: str, client: str, load: Load) -> Future[AdapterEntry]:
+        """Returns a new load, whatever failed before: an administrator's. Raises
+        OverloadedError, also if one of that name is under way.
+        """
+        with self._lock:
+            if name in self._running:
+                message = f"the adapter {name!r} is being loaded; try again later"
+                raise OverloadedError(message)
+            return self._submit(name, client, load)
+
+    def close(self) -> None:
+        """Begin no more loads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _submit(self, name: str, client: str, load: Load) -> Future[AdapterEntry]:
+        """Add a load; the caller holds the lock."""
+        of_client = self._of_clients[client]
+        if len(self._running) >= MAX_WAITING or of_client >= MAX_WAITING // 2:
+            raise OverloadedError("too many adapters are being loaded; try again later")
+        self._of_clients[client] += 1
+        begun = self._running[name] = self._pool.submit(load)
+        begun.add_done_callback(lambda ended: self._note_end(name, client, ended))
+        return begun
+
+    def _note_end(self, name: str, client: str, ended: Future[AdapterEntry]) -> None:
+        """Note the end of a load, in its thread."""
+        error = None if ended.cancelled() else ended.exception()
+        with self._lock:
+            self._running.pop(name, None)
+            self._of_clients[client] -= 1
+            if not self._of_clients[client]:
+                del self._of_clients[client]
+            self._failures.pop(name, None)
+            if isinstance(error, Exception):
+                self._failures[name] = _Failure(error, self._clock())
+                if len(self._failures) > MAX_FAILURES:
+                    del self._failures[next(iter(self._failures))]

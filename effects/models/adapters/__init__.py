@@ -1,0 +1,1 @@
+"""Adapters: PEFT checkpoints, and their places on a device."""

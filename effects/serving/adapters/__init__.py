@@ -1,0 +1,1 @@
+"""Adapters over HTTP: which names clients may use, and loading by request."""
