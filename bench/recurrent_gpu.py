@@ -136,11 +136,12 @@ def times(step: Step, args: argparse.Namespace) -> dict[str, Any]:
 
     floors = step.floors()
     figures: dict[str, Any] = {"floor, us": floors, "us": {n: us(n) for n in floors}}
-    names, tunes = ("DECODE", "DECODE_FEW", "TOKENS"), DECODES
+    names, tunes = ["DECODE", "DECODE_FEW", "TOKENS"], DECODES
     if step.work.chunks:
-        names, tunes = ("CARRY",), CARRIES
+        names, tunes = ["CARRY"], CARRIES
     for tune in tunes if args.sweep else ():
-        with patch.multiple(gated_rule_tunes, **dict.fromkeys(names, RuleTune(*tune))):
+        tried: dict[str, Any] = dict.fromkeys(names, RuleTune(*tune))
+        with patch.multiple(gated_rule_tunes, **tried):
             figures[f"rule, us, {tune}"] = us("rule")
     show(figures)
     return figures

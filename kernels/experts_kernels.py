@@ -339,14 +339,21 @@ def grouped(
         if bias is not None:
             acc += tl.load(bias + line)[None, :]
         if activation is not None:
-            if gated:
-                gate, up = tl.split(tl.reshape(acc, [rows, cols, 2]))
-                acc = gated_product(gate, up, activation)
-            else:
-                acc = gated_product(acc, 1.0, activation)
+            acc = _activated(acc, activation, gated)
         _store_tile(
             acc, out, out_scales, pair, row_mask, column_tile, columns, cols, largest
         )
+
+
+@triton.jit
+def _activated(acc, activation: tl.constexpr, gated: tl.constexpr):
+    """What gates and ups [rows, lines], which alternate, give; or what is activated."""
+    if gated:
+        gate, up = tl.split(tl.reshape(acc, [acc.shape[0], acc.shape[1] // 2, 2]))
+        acc = gated_product(gate, up, activation)
+    else:
+        acc = gated_product(acc, 1.0, activation)
+    return acc
 
 
 @triton.jit

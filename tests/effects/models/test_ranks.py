@@ -119,6 +119,12 @@ def use_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "float", Tensor.double)
 
 
+def in_float64(folder: Path) -> None:
+    """Rewrite a checkpoint in float64."""
+    file = folder / "model.safetensors"
+    save_file({name: tensor.double() for name, tensor in load_file(file).items()}, file)
+
+
 @pytest.fixture(scope="module")
 def checkpoint_of(
     tmp_path_factory: pytest.TempPathFactory,
@@ -129,9 +135,7 @@ def checkpoint_of(
     def write(key: tuple[str, str]) -> Path:
         folder = tmp_path_factory.mktemp("model")
         save(str(folder), key[0], VARIANTS[key])
-        file = folder / "model.safetensors"
-        tensors = {name: tensor.double() for name, tensor in load_file(file).items()}
-        save_file(tensors, file)
+        in_float64(folder)
         return folder
 
     return write

@@ -30,7 +30,7 @@ from minfer.effects.models.ranks import (
 )
 from minfer.kernels.leaves import Linear
 from tests.effects.models.rank_threads import ThreadRanks, on_ranks
-from tests.effects.models.test_ranks import fits, use_float64
+from tests.effects.models.test_ranks import fits, in_float64, use_float64
 from tests.effects.tiny_adapters import Pair, merged, write_adapter, write_pairs
 from tests.effects.tiny_families import VARIANTS, save
 from tests.effects.tiny_model import cache_with_states, read_spec, state_tables
@@ -138,7 +138,8 @@ def test_logits_are_those_of_merged_models(
     for folder, rank in zip(folders, RANKS, strict=True):
         pairs = write_adapter(folder, model, rank=rank, seed=rank, lora_alpha=ALPHA)
         models.append(merged(model, pairs, ALPHA / rank))
-    use_float64(tmp_path, monkeypatch)
+    in_float64(tmp_path)
+    use_float64(monkeypatch)
     plain = load_weights(tmp_path, spec, "float32")
     weights = with_slots(spec, plain, slots_with(folders, spec))
     together = run(spec, weights)
@@ -165,7 +166,8 @@ def test_ranks_have_their_parts_of_adapters(
     folders = [tmp_path / f"adapter{rank}" for rank in RANKS]
     for folder, rank in zip(folders, RANKS, strict=True):
         write_adapter(folder, model, rank=rank, seed=rank)
-    use_float64(tmp_path, monkeypatch)
+    in_float64(tmp_path)
+    use_float64(monkeypatch)
     plain = load_weights(tmp_path, spec, "float32")
     expected = run(spec, with_slots(spec, plain, slots_with(folders, spec)))
 
