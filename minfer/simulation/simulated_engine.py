@@ -214,10 +214,8 @@ class SimulatedEngine:
             return None
         walk = SteadyWalk(self.config, self.number, self.state, yields)
         while self._collects < until and len(walk.times) < max_turns:
-            if self._take_quiet(walk, until, max_turns):
-                continue
             before = walk.state
-            if not self._take_block_turn(walk, until):
+            if not self._take_up_to_block_turn(walk, until, max_turns):
                 break
             after = walk.state
             if note_cache and after.blocks.prefix is not before.blocks.prefix:
@@ -241,40 +239,41 @@ class SimulatedEngine:
         is_valid = max(yields, default=(0,))[0] < self.config.vocab_size
         return (max_turns, yields) if is_valid else (0, ())
 
-    def _take_quiet(self, walk: SteadyWalk, until: float, max_turns: int) -> bool:
-        """Take the quiet turns that follow; whether there are any."""
-        max_quiet = count_quiet_turns(self.config, walk.state)
-        max_quiet = min(max_quiet, max_turns - len(walk.times))
-        until = min(until, self._transfers.next)
-        times = self._steady_times(walk.state, until, max_quiet)
-        if times:
+    def _take_up_to_block_turn(
+        self, walk: SteadyWalk, until: float, max_turns: int
+    ) -> bool:
+        """Take the quiet turns that follow, and a turn that changes blocks. Returns
+        whether such a turn was taken, and steady ones may follow.
+        """
+        run, max_turns = walk.state.running, max_turns - len(walk.times)
+        rows = len(run)
+        positions = sum(run.scheduled) + rows  # that the step planned next reads
+        max_quiet = min(count_quiet_turns(self.config, walk.state), max_turns)
+        quiet_until = min(until, self._transfers.next)
+        times = self._steady_times(rows, positions, quiet_until, max_quiet)
+        now, commands = self._collects, None
+        if now is not None and now < until and len(times) < max_turns:
+            ends = self._transfers.peek(now)
+            commands = walk.take_block_turn([*times, now], ends)
+            if commands is not None:
+                self._transfers.ended(now)
+                self._steady_times(rows, positions + rows * len(times), until, 1)
+                self._begin_transfers(commands)
+        if commands is None and times:
             walk.take_quiet(times)
-        return bool(times)
-
-    def _take_block_turn(self, walk: SteadyWalk, until: float) -> bool:
-        """Take a turn that changes blocks; whether the next turn is one."""
-        now = self._collects or 0.0
-        state, ends = walk.state, self._transfers.peek(now)
-        commands = walk.take_block_turn(now, ends)
-        if commands is None:
-            return False
-        self._transfers.ended(now)
-        self._steady_times(state, until, 1)
-        self._begin_transfers(commands)
-        return True
+        return commands is not None
 
     def _steady_times(
-        self, state: EngineState, until: float, max_turns: int
+        self, rows: int, positions: int, until: float, max_turns: int
     ) -> list[float]:
-        """The times of the next turns, all of a steady decode and before `until`; the
-        host and the device go on from the last.
+        """The times of the next turns, all of a steady decode and before `until`, of
+        which the first plans a step of `rows` rows that reads so many positions; the host
+        and the device go on from the last.
         """
         due = self._collects
         if max_turns < 1 or due is None or due >= until:
             return []
-        run = state.running
-        positions = sum(run.scheduled) + len(run)  # that the step planned next reads
-        step_seconds = self.cost.decode_times(len(run), positions, max_turns)
+        step_seconds = self.cost.decode_times(rows, positions, max_turns)
         times, self._collects = self._device.decode_steadily(due, until, step_seconds)
         self.free = times[-1] + self.cost.host
         return times

@@ -120,7 +120,7 @@ def count_quiet_turns(config: EngineConfig, state: EngineState) -> int:
     the next one, or ends, or blocks behind a fence are freed.
     """
     run, lead = state.running, growth_lead(config)
-    quiet = min(map(sub, run.publish_at, run.known)) - 1
+    quiet: int = min(map(sub, run.publish_at, run.known)) - 1
     if state.fences:
         first_step = _first_step(config, state)
         quiet = min(quiet, *[fence.until - first_step for fence in state.fences])
@@ -131,7 +131,8 @@ def count_quiet_turns(config: EngineConfig, state: EngineState) -> int:
         grow_at if grow_at + lead < last else last
         for grow_at, last in zip(run.grow_at, run.last_index, strict=True)
     ]
-    return max(0, min(quiet, min(map(sub, marks, run.scheduled))))
+    growth: int = min(map(sub, marks, run.scheduled))
+    return max(0, min(quiet, growth))
 
 
 @define
@@ -153,42 +154,45 @@ class SteadyWalk:
     min_available: int = Factory(
         lambda self: self.before.blocks.available, takes_self=True
     )
-    # how the tables grow in the plan of each turn
+    # how tables grow in the plans of the last turns
     _grows: deque[tuple[Grow, ...]] = Factory(
         lambda self: deque(maxlen=self.config.depth), takes_self=True
+    )
+    _has_windows: bool = Factory(
+        lambda self: any(group.window for group in self.config.groups), takes_self=True
     )
 
     def take_quiet(self, times: Sequence[float]) -> None:
         """Take quiet turns at these times."""
-        num_turns = len(times)
-        state = _committed(self.config, self.state, num_turns, self.yields, times[-1])
-        self.state = _planned(state, num_turns)
-        self.times += times
-        self._grows.extend([()] * min(num_turns, self.config.depth))
+        state, num_turns = self.state, len(times)
+        state = _advanced(self.config, state, times, self.yields, num_turns)
+        self._append(state, times, ())
 
     def take_block_turn(
-        self, time: float, ended: Sequence[TransferEnd]
+        self, times: Sequence[float], ended: Sequence[TransferEnd]
     ) -> tuple[Command, ...] | None:
-        """Take a turn in which these transfers have ended, blocks are published, stored
-        in tiers and freed, and tables grow. Returns the transfers that begin; None, and
-        no turn is taken, if more than that happens, such as the end of a sequence.
+        """Take quiet turns and, at the last of these times, one in which these transfers
+        have ended, blocks are published, stored in tiers and freed, and tables grow.
+
+        Returns the transfers that begin; None, and no turn is taken, if more than that
+        happens in the last turn, such as the end of a sequence.
         """
-        before, config = self.state, self.config
+        before, config, num_turns = self.state, self.config, len(times)
         run, num_rows = before.running, len(before.running)
-        growing = tuple(compress(range(num_rows), map(ge, run.scheduled, run.grow_at)))
-        state = _committed(config, before, 1, self.yields, time)
+        scheduled = _plus(run.scheduled, num_turns - 1)
+        if self._has_windows or any(map(ge, scheduled, run.last_index)):
+            return None
+        growing = tuple(compress(range(num_rows), map(ge, scheduled, run.grow_at)))
+        # `grow` looks at what is scheduled before the plan of the last turn.
+        num_planned = num_turns - bool(growing)
+        state = _advanced(config, before, times, self.yields, num_planned)
         known = state.running.known
         ripe = tuple(compress(range(num_rows), map(ge, known, run.publish_at)))
-        if (
-            any(known[i] > run.last_index[i] for i in ripe)
-            or any(run.scheduled[i] >= run.last_index[i] for i in growing)
-            or any(group.window for group in config.groups)
-        ):
-            return None
-        published = ripe[: deferrable_blocks(config, num_rows)]
-        upto = {i: (known[i] - 1) // config.block_size for i in published}
-        state = publish_blocks(config, state, upto)
-        state = free_fenced_blocks(state, _first_step(config, before))
+        if ripe:
+            published = ripe[: deferrable_blocks(config, num_rows)]
+            upto = {i: (known[i] - 1) // config.block_size for i in published}
+            state = publish_blocks(config, state, upto)
+        state = free_fenced_blocks(state, _first_step(config, state) - 1)
         for event in ended:
             transition = finish_transfer(config, state, event)
             state = transition.state
@@ -198,16 +202,28 @@ class SteadyWalk:
         if config.has_tiers:
             stored = store_blocks(config, state)
             state, commands = stored.state, stored.commands
-        if len(growing) * config.block_pages > state.blocks.available:
-            return None
-        state, grown, _ = grow(config, state, growing, set())
-        self.state = _planned(state, 1)
-        self._grows.append(tuple(grown.values()))
+        grows: tuple[Grow, ...] = ()
+        if growing:
+            if len(growing) * config.block_pages > state.blocks.available:
+                return None
+            state, grown, _ = grow(config, state, growing, set())
+            grows = tuple(grown.values())
+            grown_run = evolve(state.running, scheduled=_plus(scheduled, 1))
+            state = evolve(state, running=grown_run)
         if ended:
-            self.ended[len(self.times)] = tuple(ended)
-        self.times.append(time)
-        self.min_available = min(self.min_available, self.state.blocks.available)
+            self.ended[len(self.times) + num_turns - 1] = tuple(ended)
+        self._append(state, times, grows)
         return commands
+
+    def _append(
+        self, state: EngineState, times: Sequence[float], grows: tuple[Grow, ...]
+    ) -> None:
+        """Append turns at these times; tables grow so in the plan of the last one."""
+        self.state = state
+        self.times += times
+        self._grows.extend([()] * min(len(times) - 1, self.config.depth))
+        self._grows.append(grows)
+        self.min_available = min(self.min_available, state.blocks.available)
 
     def done(self) -> SteadyTurns:
         """The turns, with the plans that are in flight after them."""
@@ -243,11 +259,18 @@ def _first_step(config: EngineConfig, state: EngineState) -> int:
     return state.next_step - config.depth
 
 
-def _committed(
-    config: EngineConfig, state: EngineState, num_turns: int, yields: Yields, time: float
+def _advanced(
+    config: EngineConfig,
+    state: EngineState,
+    times: Sequence[float],
+    yields: Yields,
+    num_planned: int,
 ) -> EngineState:
-    """The state with the results of one step for each turn committed."""
-    run, first_step = state.running, _first_step(config, state)
+    """The state after turns at these times, without their plans: the results of one step
+    are committed in each, and as many steps are planned, of which rows are scheduled for
+    the first `num_planned`.
+    """
+    run, first_step, num_turns = state.running, _first_step(config, state), len(times)
     tails, fresh, num_fresh = run.tails, run.fresh, num_turns
     # The last step after which fresh tokens have joined the tails.
     last_step = first_step + num_turns - 1
@@ -259,18 +282,15 @@ def _committed(
     newer = [tokens * num_fresh for tokens in yields]
     run = evolve(
         run,
-        known=tuple([known + num_turns for known in run.known]),
+        known=_plus(run.known, num_turns),
+        scheduled=_plus(run.scheduled, num_planned),
         tails=tails,
         fresh=tuple(map(add, fresh, newer)),
     )
-    return evolve(state, time=time, running=run)
+    next_step = state.next_step + num_turns
+    return evolve(state, time=times[-1], running=run, next_step=next_step)
 
 
-def _planned(state: EngineState, num_turns: int) -> EngineState:
-    """The state after planning a step for each turn, without the plans."""
-    scheduled = tuple([start + num_turns for start in state.running.scheduled])
-    return evolve(
-        state,
-        running=evolve(state.running, scheduled=scheduled),
-        next_step=state.next_step + num_turns,
-    )
+def _plus(column: tuple[int, ...], number: int) -> tuple[int, ...]:
+    """A column with a number added to each entry."""
+    return tuple([entry + number for entry in column])
