@@ -15,6 +15,7 @@ import resource
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from attrs import asdict, frozen
@@ -92,17 +93,22 @@ def measure(args: argparse.Namespace) -> None:
     for name, fault in ROUTING_FAULTS.items():
         checks[f"routing: {name}"] = fault, _router_check(fault.policy())
     path = args.folder / f"{args.name}.json"
-    results = json.loads(path.read_text("utf-8"))["results"] if path.exists() else {}
+    commit = circumstances(args.seed)["commit"]  # of the code that is loaded
     for name, (fault, check) in checks.items():
-        if args.only not in name or (name in results and not args.again):
+        if args.only not in name or (name in _stored(path) and not args.again):
             continue
         seeds = range(args.seed, args.seed + args.runs)
         attempts = [attempt_of(partial(check, seed)) for seed in seeds]
-        commit = circumstances(args.seed)["commit"]
-        results[name] = {**figures(fault, attempts), "commit": commit}
-        row = {key: value for key, value in results[name].items() if key != "attempts"}
+        result = {**figures(fault, attempts), "commit": commit}
+        row = {key: value for key, value in result.items() if key != "attempts"}
         show({"policy": name, **row})
-        write(args.name, results, args.seed, args.folder)
+        # Read again: other calls may have tried other policies meanwhile.
+        write(args.name, {**_stored(path), name: result}, args.seed, args.folder)
+
+
+def _stored(path: Path) -> dict[str, Any]:
+    """The results that a file has."""
+    return json.loads(path.read_text("utf-8"))["results"] if path.exists() else {}
 
 
 def _policy_check(policy: Any, fault: Fault) -> Callable[[int], None]:
