@@ -154,15 +154,15 @@ class Request:
         for param in ("prompt", "output"):
             if type(getattr(self, param)) is not tuple:
                 raise ParameterError(param, reason)
-        try:
-            ids = array("I", self.prompt)
-        except (TypeError, OverflowError):
-            raise ParameterError("prompt", reason) from None
-        try:
-            ids.extend(self.output)
-        except (TypeError, OverflowError):
-            raise ParameterError("output", reason) from None
-        object.__setattr__(self, "largest", max(ids, default=-1))
+        largest = -1
+        for param, tokens in (("prompt", self.prompt), ("output", self.output)):
+            try:
+                array("I", tokens)
+                # Of the tuple: that of the array would make an object of each entry.
+                largest = max(largest, int(max(tokens, default=-1)))
+            except (TypeError, OverflowError):
+                raise ParameterError(param, reason) from None
+        object.__setattr__(self, "largest", largest)
         self._check_types()
 
     def _check_types(self) -> None:

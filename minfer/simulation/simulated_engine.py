@@ -39,10 +39,9 @@ from minfer.simulation.guesses import Guesses, proposals
 from minfer.simulation.oracle import Oracle
 from minfer.simulation.steady import (
     SteadyTurns,
-    advanced,
+    SteadyWalk,
     count_quiet_turns,
     is_steady,
-    turn_of_blocks,
 )
 
 NoteCache = Callable[[EngineState, EngineState], None]
@@ -70,6 +69,27 @@ class _SimulatedDevice:
         begins = max(self.done, launched if self.cost.overlaps else asked)
         self.done = begins + takes
         return self.done
+
+    def decode_steadily(
+        self, due: float, until: float, step_seconds: list[float]
+    ) -> tuple[list[float], float]:
+        """Take turns of a steady decode: the first is due at `due`, each launches a step
+        that takes so many seconds, and all are due before `until`. Returns their times,
+        and when the next one is due.
+        """
+        flights, host, done = self.flights, self.cost.host, self.done
+        overlaps, times = self.cost.overlaps, list[float]()
+        for seconds in step_seconds:
+            if due >= until:
+                break
+            times.append(due)
+            free = due + host
+            flights.append((free, seconds))
+            launched, takes = flights.popleft()
+            done = max(done, launched if overlaps else free) + takes
+            due = max(free, done)
+        self.done = done
+        return times, due
 
     def forget(self, upto: int) -> None:
         """Drop the steps that a failure has discarded: all but the first `upto`."""
@@ -224,20 +244,21 @@ class SimulatedEngine:
             return None
         until = min(until, self._loads.next)
         max_turns, yields = self._steady_yields()
-        span = SteadyTurns(self.number, self.state, self.state, yields)
-        while self._collects < until and len(span.times) < max_turns:
-            following = self._quiet_turns(span, until, max_turns)
-            following = following or self._block_turn(span, until)
-            if following is None:
+        if not max_turns:
+            return None
+        walk = SteadyWalk(self.config, self.number, self.state, yields)
+        while self._collects < until and len(walk.times) < max_turns:
+            before = walk.state
+            if not self._take_up_to_block_turn(walk, until, max_turns):
                 break
-            before, after = span.after, following.after
+            after = walk.state
             if note_cache and after.blocks.prefix is not before.blocks.prefix:
                 note_cache(before, after)
-            span = following
             if self.config.has_tiers and not is_steady(self.config, after):
                 break
-        if not span.times:
+        if not walk.times:
             return None
+        span = walk.done()
         self.executor.plans = deque(span.after.inflight)
         self.state = span.after
         self.number += len(span.times)
@@ -252,52 +273,43 @@ class SimulatedEngine:
         is_valid = max(yields, default=(0,))[0] < self.config.vocab_size
         return (max_turns, yields) if is_valid else (0, ())
 
-    def _quiet_turns(
-        self, span: SteadyTurns, until: float, max_turns: int
-    ) -> SteadyTurns | None:
-        """The span with the quiet turns that follow; None if there are none."""
-        max_quiet = count_quiet_turns(self.config, span.after)
-        max_quiet = min(max_quiet, max_turns - len(span.times))
-        until = min(until, self._transfers.next)
-        times = self._steady_times(span.after, until, max_quiet)
-        if not times:
-            return None
-        after = advanced(self.config, span.after, len(times), span.yields, times[-1])
-        return span.extended(after, times)
-
-    def _block_turn(self, span: SteadyTurns, until: float) -> SteadyTurns | None:
-        """The span with a turn that changes blocks; None if the next turn is no steady
-        one.
+    def _take_up_to_block_turn(
+        self, walk: SteadyWalk, until: float, max_turns: int
+    ) -> bool:
+        """Take the quiet turns that follow, and a turn that changes blocks. Returns
+        whether such a turn was taken, and steady ones may follow.
         """
-        now = self._collects or 0.0
-        ends = self._transfers.peek(now)
-        turn = turn_of_blocks(self.config, span.after, span.yields, now, ends)
-        if turn is None:
-            return None
-        self._transfers.ended(now)
-        times = self._steady_times(span.after, until, 1)
-        self._begin_transfers(turn.commands)
-        return span.extended(turn.after, times, tuple(ends))
+        run, max_turns = walk.state.running, max_turns - len(walk.times)
+        rows = len(run)
+        positions = sum(run.scheduled) + rows  # that the step planned next reads
+        max_quiet = min(count_quiet_turns(self.config, walk.state), max_turns)
+        quiet_until = min(until, self._transfers.next)
+        times = self._steady_times(rows, positions, quiet_until, max_quiet)
+        now, commands = self._collects, None
+        if now is not None and now < until and len(times) < max_turns:
+            ends = self._transfers.peek(now)
+            commands = walk.take_block_turn([*times, now], ends)
+            if commands is not None:
+                self._transfers.ended(now)
+                self._steady_times(rows, positions + rows * len(times), until, 1)
+                self._begin_transfers(commands)
+        if commands is None and times:
+            walk.take_quiet(times)
+        return commands is not None
 
     def _steady_times(
-        self, state: EngineState, until: float, max_turns: int
+        self, rows: int, positions: int, until: float, max_turns: int
     ) -> list[float]:
-        """The times of the next turns, all of a steady decode and before `until`; the
-        host and the device go on from the last.
+        """The times of the next turns, all of a steady decode and before `until`, of
+        which the first plans a step of `rows` rows that reads so many positions; the host
+        and the device go on from the last.
         """
-        run, due, times = state.running, self._collects, list[float]()
-        positions = sum(run.scheduled) + len(run)  # that the step planned next reads
-        host, device = self.cost.host, self._device
-        for seconds in self.cost.decode_times(len(run), positions, max_turns):
-            if due is None or not due < until:
-                break
-            times.append(due)
-            free = due + host
-            device.flights.append((free, seconds))
-            due = max(free, device.end(free))
-        if times:
-            self.free = times[-1] + host
-        self._collects = due
+        due = self._collects
+        if max_turns < 1 or due is None or due >= until:
+            return []
+        step_seconds = self.cost.decode_times(rows, positions, max_turns)
+        times, self._collects = self._device.decode_steadily(due, until, step_seconds)
+        self.free = times[-1] + self.cost.host
         return times
 
     def take(self, now: float, arrived: list[Event]) -> Turn:

@@ -4,12 +4,12 @@ Theory. In a steady decode nothing is decided: each running sequence yields one 
 next plan has the same rows one position further, and no reason is given. Until the next
 event, and until a sequence ends, a turn changes the time, the positions, the tokens and
 the plans in flight, all by sums that are known in advance. So the state after N such
-turns is computed without `engine.step`:
+turns is computed without `engine.step`, by `SteadyWalk`:
 
-    quiet turns       `advanced`, by these sums
-    a turn of blocks  `turn_of_blocks`, by the functions that `step` calls for that: some
-                      sequences fill a block, which is published and stored in tiers, or
-                      need the next one, or a transfer has ended
+    quiet turns   by these sums
+    a block turn  by the functions that `step` calls for that: some sequences fill a
+                  block, which is published and stored in tiers, or need the next one;
+                  or a transfer has ended, or blocks behind a fence are freed
 
 The state is the one that `step` computes, field by field, and the turns are the same:
 `SteadyTurns.turns` calls `step` for a reader who wants to see each. Every condition that
@@ -17,14 +17,16 @@ could make a turn differ is tested: if one does not hold, or the policy has a to
 of its own, `step` takes the turn.
 """
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress
 from operator import add, ge, sub
 
-from attrs import Factory, field, frozen
+from attrs import Factory, define, field, frozen
 
 from minfer.engine import step
 from minfer.lifecycle.publish import publish_blocks
+from minfer.lifecycle.retire import free_fenced_blocks
 from minfer.lifecycle.seat import growth_lead
 from minfer.planning.build_plan import ones
 from minfer.planning.grow import grow
@@ -54,27 +56,7 @@ class SteadyTurns:
     times: tuple[float, ...] = ()  # of the turns, seconds
     # the transfers that ended, by the index of the turn
     ended: Mapping[int, tuple[TransferEnd, ...]] = field(factory=dict)
-    # the fewest pages that could be allocated after any of the turns
-    min_available: int = field(
-        default=Factory(lambda self: self.before.blocks.available, takes_self=True)
-    )
-
-    def extended(
-        self,
-        after: EngineState,
-        times: Sequence[float],
-        ended: tuple[TransferEnd, ...] = (),
-    ) -> "SteadyTurns":
-        """With further turns, in the first of which transfers have `ended`."""
-        return SteadyTurns(
-            self.number,
-            self.before,
-            after,
-            self.yields,
-            (*self.times, *times),
-            {**self.ended, len(self.times): ended} if ended else self.ended,
-            min(self.min_available, after.blocks.available),
-        )
+    min_available: int = 0  # the fewest pages that could be allocated after any of them
 
     def turns(self, config: EngineConfig) -> Iterator[Turn]:
         """Each of the turns, as `step` takes it."""
@@ -85,14 +67,6 @@ class SteadyTurns:
             transition = step(config, state, events)
             yield Turn(self.number + index, state, events, transition)
             state = transition.state
-
-
-@frozen
-class BlockTurn:
-    """A steady turn that changes blocks."""
-
-    after: EngineState
-    commands: tuple[Command, ...]  # transfers that begin
 
 
 def is_steady(config: EngineConfig, state: EngineState) -> bool:
@@ -114,7 +88,6 @@ def _decodes_alone(config: EngineConfig, state: EngineState) -> bool:
     tiers = state.tiers
     return not (
         state.waiting
-        or state.fences
         or state.faults
         or state.paused
         or state.filling
@@ -144,75 +117,160 @@ def _is_decode_of(run: Running, plan: Plan) -> bool:
 
 def count_quiet_turns(config: EngineConfig, state: EngineState) -> int:
     """The number of steady turns before one in which a sequence fills its block, needs
-    the next one, or ends.
+    the next one, or ends, or blocks behind a fence are freed.
     """
     run, lead = state.running, growth_lead(config)
-    until_publish = min(map(sub, run.publish_at, run.known)) - 1
+    quiet: int = min(map(sub, run.publish_at, run.known)) - 1
+    if state.fences:
+        first_step = _first_step(config, state)
+        quiet = min(quiet, *[fence.until - first_step for fence in state.fences])
+    if quiet <= min(map(sub, run.grow_at, run.scheduled)):
+        return max(0, quiet)
     # A table that reaches to the last token does not grow any more.
     marks = [
         grow_at if grow_at + lead < last else last
         for grow_at, last in zip(run.grow_at, run.last_index, strict=True)
     ]
-    return int(max(0, min(until_publish, min(map(sub, marks, run.scheduled)))))
+    growth: int = min(map(sub, marks, run.scheduled))
+    return max(0, min(quiet, growth))
 
 
-def advanced(
-    config: EngineConfig,
-    state: EngineState,
-    num_turns: int,
-    yields: Yields,
-    time: float,
-) -> EngineState:
-    """The state after quiet turns, the last of which is at `time`."""
-    return _planned(config, _committed(state, num_turns, yields, time), num_turns)
+@define
+class SteadyWalk:
+    """Steady turns, taken one after the other. Never kept, never shared.
 
-
-def turn_of_blocks(
-    config: EngineConfig,
-    state: EngineState,
-    yields: Yields,
-    time: float,
-    ended: Sequence[TransferEnd],
-) -> BlockTurn | None:
-    """A steady turn in which these transfers have ended, blocks are published and stored
-    in tiers, and tables grow; None if more than that happens, such as the end of a
-    sequence.
+    The plans of these turns are made at their end: of those before the last, nothing is
+    read. Until then `state` has those that were in flight before.
     """
-    run = state.running
-    rows = range(len(run))
-    ripe = [i for i in rows if run.known[i] + 1 >= run.publish_at[i]]
-    growing = tuple(compress(rows, map(ge, run.scheduled, run.grow_at)))
-    if (
-        any(run.known[i] >= run.last_index[i] for i in ripe)
-        or any(run.scheduled[i] >= run.last_index[i] for i in growing)
-        or any(group.window for group in config.groups)
-    ):
-        return None
-    after = _committed(state, 1, yields, time)
-    published = ripe[: deferrable_blocks(config, len(run))]
-    upto = {i: (after.running.known[i] - 1) // config.block_size for i in published}
-    after = publish_blocks(config, after, upto)
-    for event in ended:
-        transition = finish_transfer(config, after, event)
-        after = transition.state
-        if transition.reasons:
+
+    config: EngineConfig
+    number: int  # of the first turn
+    before: EngineState
+    yields: Yields
+    state: EngineState = Factory(lambda self: self.before, takes_self=True)
+    times: list[float] = field(factory=list)
+    # as in `SteadyTurns`
+    ended: dict[int, tuple[TransferEnd, ...]] = field(factory=dict)
+    min_available: int = Factory(
+        lambda self: self.before.blocks.available, takes_self=True
+    )
+    # how tables grow in the plans of the last turns
+    _grows: deque[tuple[Grow, ...]] = Factory(
+        lambda self: deque(maxlen=self.config.depth), takes_self=True
+    )
+    _has_windows: bool = Factory(
+        lambda self: any(group.window for group in self.config.groups), takes_self=True
+    )
+
+    def take_quiet(self, times: Sequence[float]) -> None:
+        """Take quiet turns at these times."""
+        state, num_turns = self.state, len(times)
+        state = _advanced(self.config, state, times, self.yields, num_turns)
+        self._append(state, times, ())
+
+    def take_block_turn(
+        self, times: Sequence[float], ended: Sequence[TransferEnd]
+    ) -> tuple[Command, ...] | None:
+        """Take quiet turns and, at the last of these times, one in which these transfers
+        have ended, blocks are published, stored in tiers and freed, and tables grow.
+
+        Returns the transfers that begin; None, and no turn is taken, if more than that
+        happens in the last turn, such as the end of a sequence.
+        """
+        before, config, num_turns = self.state, self.config, len(times)
+        run, num_rows = before.running, len(before.running)
+        scheduled = _plus(run.scheduled, num_turns - 1)
+        if self._has_windows or any(map(ge, scheduled, run.last_index)):
             return None
-    commands: tuple[Command, ...] = ()
-    if config.has_tiers:
-        stored = store_blocks(config, after)
-        after, commands = stored.state, stored.commands
-    skipped = set[int]()
-    after, grown, reasons = grow(config, after, growing, skipped)
-    if reasons or skipped:
-        return None
-    return BlockTurn(_planned(config, after, 1, tuple(grown.values())), commands)
+        growing = tuple(compress(range(num_rows), map(ge, scheduled, run.grow_at)))
+        # `grow` looks at what is scheduled before the plan of the last turn.
+        num_planned = num_turns - bool(growing)
+        state = _advanced(config, before, times, self.yields, num_planned)
+        known = state.running.known
+        ripe = tuple(compress(range(num_rows), map(ge, known, run.publish_at)))
+        if ripe:
+            published = ripe[: deferrable_blocks(config, num_rows)]
+            upto = {i: (known[i] - 1) // config.block_size for i in published}
+            state = publish_blocks(config, state, upto)
+        state = free_fenced_blocks(state, _first_step(config, state) - 1)
+        for event in ended:
+            transition = finish_transfer(config, state, event)
+            state = transition.state
+            if transition.reasons:
+                return None
+        commands: tuple[Command, ...] = ()
+        if config.has_tiers:
+            stored = store_blocks(config, state)
+            state, commands = stored.state, stored.commands
+        grows: tuple[Grow, ...] = ()
+        if growing:
+            if len(growing) * config.block_pages > state.blocks.available:
+                return None
+            state, grown, _ = grow(config, state, growing, set())
+            grows = tuple(grown.values())
+            grown_run = evolve(state.running, scheduled=_plus(scheduled, 1))
+            state = evolve(state, running=grown_run)
+        if ended:
+            self.ended[len(self.times) + num_turns - 1] = tuple(ended)
+        self._append(state, times, grows)
+        return commands
+
+    def _append(
+        self, state: EngineState, times: Sequence[float], grows: tuple[Grow, ...]
+    ) -> None:
+        """Append turns at these times; tables grow so in the plan of the last one."""
+        self.state = state
+        self.times += times
+        self._grows.extend([()] * min(len(times) - 1, self.config.depth))
+        self._grows.append(grows)
+        self.min_available = min(self.min_available, state.blocks.available)
+
+    def done(self) -> SteadyTurns:
+        """The turns, with the plans that are in flight after them."""
+        run, column = self.state.running, ones(len(self.state.running))
+        num_new = len(self._grows)
+        new = [
+            Plan(
+                step=self.state.next_step + turn,
+                run_ids=run.run_ids,
+                rows=run.rows,
+                starts=tuple([start + turn for start in run.scheduled]),
+                num_scheduled_tokens=column,
+                max_sampled_tokens=column,
+                grows=grows,
+            )
+            for turn, grows in zip(range(-num_new, 0), self._grows, strict=True)
+        ]
+        inflight = (*self.before.inflight[num_new:], *new)
+        after = evolve(self.state, inflight=inflight)
+        return SteadyTurns(
+            self.number,
+            self.before,
+            after,
+            self.yields,
+            tuple(self.times),
+            self.ended,
+            self.min_available,
+        )
 
 
-def _committed(
-    state: EngineState, num_turns: int, yields: Yields, time: float
+def _first_step(config: EngineConfig, state: EngineState) -> int:
+    """The first step in flight."""
+    return state.next_step - config.depth
+
+
+def _advanced(
+    config: EngineConfig,
+    state: EngineState,
+    times: Sequence[float],
+    yields: Yields,
+    num_planned: int,
 ) -> EngineState:
-    """The state with the results of one step for each turn committed."""
-    run, first_step = state.running, state.inflight[0].step
+    """The state after turns at these times, without their plans: the results of one step
+    are committed in each, and as many steps are planned, of which rows are scheduled for
+    the first `num_planned`.
+    """
+    run, first_step, num_turns = state.running, _first_step(config, state), len(times)
     tails, fresh, num_fresh = run.tails, run.fresh, num_turns
     # The last step after which fresh tokens have joined the tails.
     last_step = first_step + num_turns - 1
@@ -224,40 +282,15 @@ def _committed(
     newer = [tokens * num_fresh for tokens in yields]
     run = evolve(
         run,
-        known=tuple([known + num_turns for known in run.known]),
+        known=_plus(run.known, num_turns),
+        scheduled=_plus(run.scheduled, num_planned),
         tails=tails,
         fresh=tuple(map(add, fresh, newer)),
     )
-    return evolve(state, time=time, running=run, inflight=state.inflight[num_turns:])
+    next_step = state.next_step + num_turns
+    return evolve(state, time=times[-1], running=run, next_step=next_step)
 
 
-def _planned(
-    config: EngineConfig,
-    state: EngineState,
-    num_turns: int,
-    grows: tuple[Grow, ...] = (),
-) -> EngineState:
-    """The state after the plans of the turns, each with `grows`; the last ones are in
-    flight.
-    """
-    run, column = state.running, ones(len(state.running))
-    num_planned = config.depth - len(state.inflight)
-    plans = [
-        Plan(
-            step=state.next_step + turn,
-            run_ids=run.run_ids,
-            rows=run.rows,
-            starts=tuple([start + turn for start in run.scheduled]),
-            num_scheduled_tokens=column,
-            max_sampled_tokens=column,
-            grows=grows,
-        )
-        for turn in range(num_turns - num_planned, num_turns)
-    ]
-    scheduled = tuple([start + num_turns for start in run.scheduled])
-    return evolve(
-        state,
-        running=evolve(run, scheduled=scheduled),
-        inflight=(*state.inflight, *plans),
-        next_step=state.next_step + num_turns,
-    )
+def _plus(column: tuple[int, ...], number: int) -> tuple[int, ...]:
+    """A column with a number added to each entry."""
+    return tuple([entry + number for entry in column])

@@ -18,6 +18,7 @@ from minfer.policies.fair_queue import FairQueue
 from minfer.records.messages import Execute
 from minfer.records.policy import FirstCome, Load, Rank
 from minfer.records.request import Request
+from minfer.records.state import pages_coming
 from minfer.testing.trial import Law, Trial
 from minfer.values.pmap import Map
 from tests.kit.example_sound import TwoClasses
@@ -162,8 +163,12 @@ def stated_budget(trial: Trial) -> None:
 
 
 def urgent_preempts(trial: Trial) -> None:
-    """While a request waits for a row, none that is less urgent runs."""
+    """While a request waits for a row, none that is less urgent runs; but while blocks
+    are about to be freed, the engine preempts none.
+    """
     state = trial.turns[-1].transition.state
+    if pages_coming(state):
+        return
     if state.waiting and len(state.running) == trial.config.max_num_seqs:
         head, last = state.waiting.first().request, state.running.seqs[-1].request
         assert head.priority >= last.priority, f"{head.id} waits while {last.id} runs"

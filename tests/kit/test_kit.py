@@ -34,6 +34,8 @@ from minfer.testing import (
 )
 from minfer.testing.invariants import check
 from minfer.testing.ledger import check_turn
+from minfer.testing.stories import AnyStory, HeavyStory
+from minfer.testing.story_search import Search
 from minfer.testing.trial import Trial
 from tests.circles import claimed, examples
 from tests.kit import broken
@@ -447,3 +449,19 @@ def test_the_sound_example_keeps_its_guarantee(
         left[batch] -= 1
         assert abs(had[0] / share - had[1] / (1 - share)) <= 18 / share + 18 / (1 - share)
     assert policy.rank(Meters(5.0, (1.0, 9.0)), request, 0.0)[0][0] in (5.0, 9.0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [0, 6])  # in a long search, these lack some lengths
+def test_rare_requests_and_loads_come_in_every_run(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stories = list[AnyStory]()
+    monkeypatch.setattr(Search, "_try", lambda _, story: stories.append(story))
+    check_policy(FirstCome(), seed=seed, own_process=False)
+    heavy = [story for story in stories if isinstance(story, HeavyStory)]
+    groups = [group for story in heavy for group in story.groups]
+    lengths = {len(group.request.prompt).bit_length() for group in groups}
+    assert lengths.issuperset(range(1, 17))
+    assert max(group.count * group.request.n for group in groups) > 300
+    assert len(set(heavy)) > 50

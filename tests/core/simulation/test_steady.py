@@ -147,6 +147,18 @@ def test_an_arrival_ends_a_span() -> None:
     assert first.times == (2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
 
 
+def test_blocks_behind_a_fence_are_freed_in_a_span() -> None:
+    """A sequence ends, and the step in flight after it frees its blocks."""
+    arrivals = [(0.0, requested("a", most=50)), (0.0, requested("b", most=3))]
+    config = config_of(block_size=64)
+    spans = [*Simulation(config, Simulated(), EVEN, arrivals).spans()]
+    steady = [span for span in spans if isinstance(span, SteadyTurns)]
+    [first, *_] = [span for span in steady if span.before.fences]
+    assert not first.after.fences
+    [freed, *_] = first.turns(config)
+    assert not freed.transition.state.fences
+
+
 # --- replicas ---------------------------------------------------------------------------
 
 
