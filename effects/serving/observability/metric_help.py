@@ -172,7 +172,7 @@ REPLICA_HELP: Final[Mapping[str, str]] = {
     ),
     "routed": (
         "Requests that were sent to a replica, by why: cost, session, adapter, hash, "
-        "load or turn (the routing policy's reasons), resumed (another replica had it, and died), "
-        "search (a later round of a beam search)."
+        "load or turn (the routing policy's reasons), resumed (another replica had it, "
+        "and died), search (a later round of a beam search)."
     ),
 }
