@@ -42,7 +42,8 @@ def admit_from_queue(builder: StepBuilder) -> None:
             if preempted is None:
                 _report_blocked(builder, seq, QueueBlocked(*seq.id, "budget"))
                 break
-            _note_preemption(builder, preempted)
+            builder.reasons.append(preempted)
+            _scan_anew(builder)
             continue
         if _chooses_source(builder, seq):
             continue
@@ -55,22 +56,31 @@ def admit_from_queue(builder: StepBuilder) -> None:
             if preempted is None:
                 _report_blocked(builder, seq, admission)
                 break
-            _note_preemption(builder, preempted)
+            builder.reasons.append(preempted)
+            _scan_anew(builder)
             continue
         _add_to_step(builder, seq, admission, max_tokens)
-        deferred.clear()  # after an admission, the policy may allow a client more
+        _consider_deferred(builder, deferred)
     if builder.state.deferred_clients != deferred:
         builder.state = evolve(builder.state, deferred_clients=frozenset(deferred))
     if builder.config.adapter_slots:
         report_slot_wait(builder)
 
 
-def _note_preemption(builder: StepBuilder, preempted: Reason) -> None:
-    """Report a preemption; the scan of the queue begins anew, as the victim is in it, and
-    may have left a slot.
+def _scan_anew(builder: StepBuilder) -> None:
+    """Pass over no adapter until the scan of the queue finds it unready again: there are
+    samples ahead of those that were found, such as a victim, which may have left a slot.
     """
-    builder.reasons.append(preempted)
     builder.unready, builder.slot_blocked = ALL_READY, None
+
+
+def _consider_deferred(builder: StepBuilder, deferred: set[str]) -> None:
+    """Forget which clients are deferred: after an admission, the policy may allow one of
+    them more.
+    """
+    if deferred:
+        deferred.clear()
+        _scan_anew(builder)
 
 
 def _cause(builder: StepBuilder) -> str:

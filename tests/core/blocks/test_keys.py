@@ -53,3 +53,15 @@ def test_the_first_key_follows_the_root() -> None:
     assert keys == (block_key(root, tokens[:5]), block_key(keys[0], tokens[5:10]))
     assert extend_keys(keys, root, tokens, 5) is keys
     assert block_keys(root, tokens[:4], 5) == ()
+
+
+def test_an_adapter_is_in_the_root_and_is_no_salt() -> None:
+    roots = {
+        root_key(b"model"),
+        root_key(b"model", b"", "a1"),
+        root_key(b"model", b"", "b2"),
+        root_key(b"model", b"a1"),
+        root_key(b"model", b"a1", "a1"),
+    }
+    assert len(roots) == 5
+    assert root_key(b"model", b"x", "") == root_key(b"model", b"x")
