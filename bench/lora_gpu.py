@@ -188,6 +188,8 @@ def _set_rows(adapters: Adapters, cell: Cell, context: int) -> None:
     count = cell.rows
     rows.batch.fill_(rows.scratch)
     rows.batch[:count] = torch.arange(count, device=rows.batch.device)
+    rows.sampling_split.fill_(rows.scratch)  # where logits are kept: all are sampled now
+    rows.sampling_split[0, :count] = rows.batch[:count]
     rows.next[:count] = context
     pages = torch.arange(count * rows.blocks, device=rows.batch.device)
     rows.table[:, :count] = (pages % config.num_blocks).view(count, -1)

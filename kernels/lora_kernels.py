@@ -14,7 +14,7 @@ import triton.language as tl
 from minfer.kernels.pdl import arrive, follow
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "max_tiles"])
 def group_rows(
     slots,
     ids,

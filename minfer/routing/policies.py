@@ -107,7 +107,8 @@ class Prefix(RoutingPolicy):
     tokens. A token to be computed counts `miss` times, since it delays later requests,
     too, and takes space in the cache. Of the replicas within `affinity` seconds of the
     best, that of the session, by rendezvous hashing: so a session stays where it is while
-    that costs little, and leaves a replica that is hot.
+    that costs little, and leaves a replica that is hot. Requests of an adapter without a
+    session are one: so adapters are spread over idle replicas.
 
     Guarantees:
 
@@ -128,7 +129,8 @@ class Prefix(RoutingPolicy):
     row: float = field(default=19e-6, validator=_number(0))  # seconds a step
     output: int = field(default=256, validator=_number(0))  # tokens, if none are expected
     affinity: float = field(default=0.05, validator=_number(0))  # seconds
-    adapter: float = field(default=0.03, validator=_number(0))  # seconds of a load
+    # Seconds of a load, and of the later load of what it replaces.
+    adapter: float = field(default=0.1, validator=_number(0))
     least: int = field(default=8192, validator=_number(0))  # tokens
     patience: float = field(default=0.5, validator=_number(0))  # seconds
 
@@ -141,6 +143,8 @@ class Prefix(RoutingPolicy):
         index, reason = 0, "cost"
         if request.session:
             index, reason = self._session(costs, request.session), "session"
+        elif request.adapter:
+            index, reason = self._session(costs, request.adapter), "adapter"
         seconds, _, name, _ = costs.pop(index)
         alternatives = tuple(
             Estimate(other_name, hit, cost)

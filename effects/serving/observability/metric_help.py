@@ -171,8 +171,8 @@ REPLICA_HELP: Final[Mapping[str, str]] = {
         "value is always 1."
     ),
     "routed": (
-        "Requests that were sent to a replica, by why: cost, session, hash, load or turn "
-        "(the routing policy's reasons), resumed (another replica had it, and died), "
-        "search (a later round of a beam search)."
+        "Requests that were sent to a replica, by why: cost, session, adapter, hash, "
+        "load or turn (the routing policy's reasons), resumed (another replica had it, "
+        "and died), search (a later round of a beam search)."
     ),
 }

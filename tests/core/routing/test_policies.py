@@ -32,7 +32,7 @@ from minfer.routing.policies import (
     RoundRobin,
     routing_policy_named,
 )
-from minfer.routing.rendezvous import best_replica
+from minfer.routing.rendezvous import best_replica, text_key
 from minfer.values.checks import ConfigError
 from tests.core.routing.routers import Desk, ask, keys
 
@@ -359,24 +359,43 @@ def test_an_adapters_requests_go_where_it_is_while_that_costs_little() -> None:
     policy = evolve(PLAIN, adapter=25.0)  # worth two sequences and some tokens
     desk = Desk("abc", policy)
     desk.tell(LoadReport("b", 0, 0, 0, adapters=("x", "y")))
-    assert desk.placed(adapter_ask("1", "x")) == "b"
+    found = desk.route(adapter_ask("1", "x")).reason
+    assert isinstance(found, Placed)
+    assert (found.replica, found.why) == ("b", "adapter")
     desk.tell(LoadReport("b", 2, 0, 4, adapters=("x", "y")))  # 24 more
     assert desk.placed(adapter_ask("2", "x")) == "b"
     desk.tell(LoadReport("b", 3, 0, 0, adapters=("x", "y")))
-    assert desk.placed(adapter_ask("3", "y")) == "a"  # a load costs less
-    assert desk.placed(adapter_ask("4", "y")) == "a"  # and is made once
-    assert desk.placed(adapter_ask("5", "z")) == "c"
-    assert desk.placed(adapter_ask("6", "")) == "c"
+    home = desk.placed(adapter_ask("3", "y"))  # a load costs less
+    assert home in ("a", "c")
+    assert desk.placed(adapter_ask("4", "y")) == home  # and is made once
+
+
+def test_adapters_are_spread_over_idle_replicas() -> None:
+    desk = Desk("abc", Prefix())
+    names = [f"{number}" for number in range(60)]
+    homes = {name: best_replica("abc", text_key(name)) for name in names}
+    for name in (*names, *names):
+        assert desk.placed(adapter_ask(name, name)) == homes[name]
+        desk.tell(RequestEnded(name))
+    assert min(Counter(homes.values()).values()) > 10
+    # One that lies elsewhere stays there, also for a session.
+    desk.tell(LoadReport("b", 0, 0, 0, adapters=("x",)))
+    for number in range(9):
+        session = evolve(adapter_ask(f"s{number}", "x"), session=f"{number}")
+        assert desk.placed(session) == "b"
+        desk.tell(RequestEnded(f"s{number}"))
 
 
 def test_a_report_says_which_adapters_are_there() -> None:
     desk = Desk("ab", evolve(PLAIN, adapter=1e6))
-    assert desk.placed(adapter_ask("1", "x")) == "a"
-    desk.tell(LoadReport("a", 9, 0, 9))  # without a word about adapters
-    assert desk.state.replicas["a"].adapters == ("x",)
-    assert desk.placed(adapter_ask("2", "x")) == "a"
-    desk.tell(LoadReport("a", 9, 0, 9, adapters=()))
-    assert desk.placed(adapter_ask("3", "x")) == "b"
+    home = desk.placed(adapter_ask("1", "x"))
+    assert home is not None
+    other = "b" if home == "a" else "a"
+    desk.tell(LoadReport(home, 9, 0, 9))  # without a word about adapters
+    assert desk.state.replicas[home].adapters == ("x",)
+    assert desk.placed(adapter_ask("2", "x")) == home
+    desk.tell(LoadReport(home, 9, 0, 9, adapters=()))
+    assert desk.placed(adapter_ask("3", "x")) == other
     for number in range(MAX_ADAPTERS + 2):
         desk.tell(Dispatched("a", adapter_ask(f"more {number}", f"{number}")))
     names = desk.state.replicas["a"].adapters

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from minfer import kernels
 from minfer.effects.execution.device import routes
+from minfer.effects.execution.running.adapter_loader import AdapterRoom
 from minfer.effects.execution.running.draft_model import LoadedDraft
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.execution.warming.dummy_steps import launch_dummy_steps
@@ -41,10 +42,10 @@ from minfer.effects.models.ranks import (
     RankInfo,
     SingleRank,
 )
-from minfer.kernels import fused_linear, head_gates, heads_norm
+from minfer.kernels import fused_linear, head_gates, heads_norm, lora
 from minfer.kernels.compiling import compile_launches
 from minfer.records.config import EngineConfig
-from minfer.records.messages import Submit
+from minfer.records.messages import AdapterLoaded, Submit
 from minfer.records.request import Request, SamplingParams
 from minfer.records.speculation import DEVICE, REJECTION, SAME_NOISE, Speculation
 from tests.effects.tiny_families import VARIANTS, written
@@ -89,12 +90,14 @@ KIMI: Final = parse_spec(
     written("KimiLinear", _OF_KIMI | {"vocab_size": VOCAB}), dtype="bfloat16"
 )
 HOPPER: Final = (9, 0)
+MAX_LORA_RANK: Final = 16
 # What multiplies and normalises on a GPU.
 PRODUCTS: Final = SimpleNamespace(
     **{
         **vars(fused_linear),
         "norm_heads": heads_norm.norm_heads,
         "gate_heads": head_gates.gate_heads,
+        "add_lora": lora.add_lora,
     }
 )
 MIN_EXPAND_TOKENS: Final = 64  # and MIN_DEQUANTIZE_TOKENS: as no prompt here is long
@@ -132,6 +135,7 @@ class Case:
     rule: str = SAME_NOISE
     ranks: Communicator = SINGLE_RANK
     captured: int | None = None  # prefill tokens of the largest graph; None: the model's
+    adapters: int = 0  # slots
 
     @property
     def speculation(self) -> Speculation | None:
@@ -145,6 +149,7 @@ class Case:
 
 CASES: Final = {
     "graphs": Case(),
+    "adapters": Case(adapters=3),
     "eager": Case(graphs=False),
     "drafts": Case(draft=SMALLER, drafts=5, crowds=(1, 1, 2, 5, 30)),
     "coins": Case(draft=SMALLER, drafts=3, rule=REJECTION, crowds=(1, 5, 30)),
@@ -188,8 +193,8 @@ CASES: Final = {
 }
 
 
-def requests(rng: random.Random, count: int) -> list[Request]:
-    """Prompts of all lengths, and all ways to draw."""
+def requests(rng: random.Random, count: int, adapters: int = 0) -> list[Request]:
+    """Prompts of all lengths, and all ways to draw; of most adapters, and of none."""
     plans = []
     for i in range(count):
         sampling = SamplingParams(
@@ -207,6 +212,8 @@ def requests(rng: random.Random, count: int) -> list[Request]:
                 sampling=sampling,
                 needs_host_mask=i % 7 == 0,
                 seed=i,
+                adapter=f"{i % (adapters + 2):02x}"
+                * bool(adapters and i % (adapters + 2)),
             )
         )
     return plans
@@ -236,7 +243,14 @@ def executing(
             draft_weights = random_weights(draft_spec, draft_spec.dtype, 0)
             draft = LoadedDraft(draft_spec, draft_weights)
         executor = TorchExecutor(
-            config, spec, weights, "cpu", kernels=True, draft=draft, ranks=case.ranks
+            config,
+            spec,
+            weights,
+            "cpu",
+            kernels=True,
+            draft=draft,
+            ranks=case.ranks,
+            adapters=AdapterRoom(case.spec, MAX_LORA_RANK),
         )
         executor.runner.shortcuts.graphs = case.graphs
         yield executor, launches
@@ -263,7 +277,10 @@ def launched(case: Case, config: EngineConfig) -> list[specialization.Specializa
         runner: Any = executor.runner
         runner._replay = runner.step  # what would be captured
         driver = Driver(config, executor)
-        wanted_requests = requests(rng, 160)
+        driver.load_adapter = lambda load, end: end(
+            AdapterLoaded(load.adapter, load.slot)
+        )
+        wanted_requests = requests(rng, 160, case.adapters)
         for crowd in case.crowds:
             for request in wanted_requests[:crowd]:
                 driver.post(Submit(evolve(request, id=f"{crowd} {request.id}")))
@@ -288,6 +305,7 @@ def report(name: str) -> dict[str, Any]:
         max_num_batched_tokens=case.budget,
         vocab_size=VOCAB,
         speculation=case.speculation,
+        adapter_slots=case.adapters,
         groups=plain_layout(case.spec, BLOCK).groups,
     )
     before, launches = foreseen(case, config), launched(case, config)

@@ -39,7 +39,9 @@ SWEPT = [
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", ["few", "first stage", "ranks", *claimed(SWEPT)])
+@pytest.mark.parametrize(
+    "case", ["few", "first stage", "ranks", "adapters", *claimed(SWEPT)]
+)
 def test_nothing_is_launched_that_was_not_foreseen(case: str) -> None:
     env = {**os.environ, "TRITON_INTERPRET": "0"}
     command = [sys.executable, "-W", "ignore", "-m", "tests.effects.execution.launches"]
@@ -50,7 +52,7 @@ def test_nothing_is_launched_that_was_not_foreseen(case: str) -> None:
     assert report["launched"] > 1 + len(report["kernels"])  # of all, in several ways
     num_kernels = {"drafts": 2, "coins": 2, "latents": 3, "int8": 1, "first stage": -11}
     num_kernels |= {"ranks": 1, "norms of all heads": 1, "gates": 1, "streams": 1}
-    num_kernels |= {"delta": 8, "Mamba": 5, "Kimi delta": 10, "scan": 4}
+    num_kernels |= {"adapters": 6, "delta": 8, "Mamba": 5, "Kimi delta": 10, "scan": 4}
     assert len(report["kernels"]) == 19 + num_kernels.get(case, 0)
     assert report["foreseen"] >= report["launched"]
 

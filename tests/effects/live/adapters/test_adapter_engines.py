@@ -23,6 +23,9 @@ PARAMS = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
 SMALL = {"block_size": 4, "max_num_batched_tokens": 16, "max_num_seqs": 6}
 
 
+TIERS = {"kv_host_memory": 1 << 24, "kv_host_choice": "load"}
+
+
 @frozen(eq=False)
 class Served:
     """A checkpoint, its adapters, and what is expected of each prompt."""
@@ -80,6 +83,7 @@ def check(served: Served, **settings: Any) -> None:
         SMALL | {"num_gpu_blocks_override": 26, "steps_in_flight": 1, "max_loras": 1},
         {"speculative_config": NGRAM, "max_loras": 3},
         {"enable_prefix_caching": False, "max_lora_rank": 64},
+        SMALL | TIERS | {"num_gpu_blocks_override": 26},
     ],
     ids=str,
 )
@@ -87,6 +91,33 @@ def test_answers_are_those_of_merged_models(
     served: Served, settings: dict[str, Any]
 ) -> None:
     check(served, **settings)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["fp8", "int8_per_token_head"])
+def test_answers_with_a_cache_in_8_bits_are_those_alone(
+    served: Served, kind: str
+) -> None:
+    with LLM(
+        str(served.folder),
+        dtype="float32",
+        device="cpu",
+        skip_tokenizer_init=True,
+        max_model_len=64,
+        enable_lora=True,
+        max_loras=2,
+        kv_cache_dtype=kind,
+    ) as llm:
+        prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+        alone = [
+            llm.generate([prompt], PARAMS, use_tqdm=False, lora_request=adapter)[0]
+            for prompt, adapter in zip(prompts, served.adapters, strict=True)
+        ]
+        together = llm.generate(
+            prompts, PARAMS, use_tqdm=False, lora_request=served.adapters
+        )
+    for output, single in zip(together, alone, strict=True):
+        assert output.outputs[0].token_ids == single.outputs[0].token_ids
 
 
 @pytest.mark.parametrize(
