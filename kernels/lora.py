@@ -57,6 +57,7 @@ from minfer.kernels.plain_lora import AdapterTokens
 CHUNK = 1024  # rows of a program that groups them
 GROUP_WARPS = 4
 MIN_LANES = 16  # of tensor cores
+MAX_GROUPS = 1 << 14  # that one program counts; rows of more are not grouped
 
 
 @frozen(eq=False)
@@ -107,7 +108,6 @@ class ExpertAdapters:
 
     tokens: AdapterTokens
     choice: ChosenExperts
-    tune: LoraTune | None = None
     _tiles: dict[int, _Tiles] = field(factory=dict, init=False)
 
     def add(self, out: Tensor, x: Tensor, adapters: AdapterSlots) -> None:
@@ -116,7 +116,7 @@ class ExpertAdapters:
         """
         slots, experts = adapters.lora_a.shape[:2]
         pairs = len(out)
-        tune = self.tune or _tune(adapters, pairs)
+        tune = _tune(adapters, pairs if slots * experts <= MAX_GROUPS else 1)
         rows = _Rows(self.tokens.slots, self.choice.ids, pairs, pairs // max(1, len(x)))
         grouped = None
         if tune.tile > 1:
