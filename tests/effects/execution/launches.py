@@ -11,7 +11,7 @@ dummy steps launch, how many requests do, and which of these dummy steps do not.
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, Final
@@ -45,7 +45,7 @@ from minfer.effects.models.ranks import (
 from minfer.kernels import fused_linear, head_gates, heads_norm, lora
 from minfer.kernels.compiling import compile_launches
 from minfer.records.config import EngineConfig
-from minfer.records.messages import AdapterLoaded, Submit
+from minfer.records.messages import AdapterLoaded, Event, LoadAdapter, Submit
 from minfer.records.request import Request, SamplingParams
 from minfer.records.speculation import DEVICE, REJECTION, SAME_NOISE, Speculation
 from tests.effects.tiny_families import VARIANTS, written
@@ -219,6 +219,11 @@ def requests(rng: random.Random, count: int, adapters: int = 0) -> list[Request]
     return plans
 
 
+def load_at_once(command: LoadAdapter, report: Callable[[Event], None]) -> None:
+    """Take what is in the slot as the adapter."""
+    report(AdapterLoaded(command.adapter, command.slot))
+
+
 @contextmanager
 def executing(
     case: Case, config: EngineConfig
@@ -277,9 +282,7 @@ def launched(case: Case, config: EngineConfig) -> list[specialization.Specializa
         runner: Any = executor.runner
         runner._replay = runner.step  # what would be captured
         driver = Driver(config, executor)
-        driver.load_adapter = lambda load, end: end(
-            AdapterLoaded(load.adapter, load.slot)
-        )
+        driver.load_adapter = load_at_once
         wanted_requests = requests(rng, 160, case.adapters)
         for crowd in case.crowds:
             for request in wanted_requests[:crowd]:
