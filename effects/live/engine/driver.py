@@ -50,6 +50,10 @@ class Recorder(Protocol):
         ...
 
 
+# Begins the load of an adapter, whose end it reports, from any thread.
+AdapterLoader = Callable[[LoadAdapter, Callable[[Event], None]], None]
+
+
 def refuse_adapters(command: LoadAdapter, report: Callable[[Event], None]) -> None:
     """Report that there is nothing that could load an adapter."""
     error = "this engine has no adapters"
@@ -86,8 +90,7 @@ class Driver:
         self.policy_warnings = PolicyWarnings(config.policy)
         # Takes the ends of transfers, from any thread.
         self.report: Callable[[Event], None] = self.post
-        # Begins the load of an adapter, and reports its end.
-        self.load_adapter = refuse_adapters
+        self.load_adapter: AdapterLoader = refuse_adapters
         self.turns = 0  # turns taken so far
         self.last_events: tuple[Event, ...] = ()  # of the last turn
         # When a turn is due even without events, on the clock.
