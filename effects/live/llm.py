@@ -425,8 +425,8 @@ class LLM(ServedModel):
         """Returns the digest of the adapter of each prompt, from one for all or one for
         each. Raises RequestError.
         """
-        if not requests or not isinstance(requests, Sequence):
-            return [digest_of(self.adapters, requests or None)] * count
+        if isinstance(requests, str) or not isinstance(requests, Sequence):
+            return [digest_of(self.adapters, requests)] * count
         if len(requests) != count:
             raise input_processor.RequestError(
                 f"{len(requests)} lora_request for {count} prompts; give one, or one for "

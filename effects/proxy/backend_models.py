@@ -19,7 +19,7 @@ from minfer.effects.proxy.bounded_read import read_at_most
 from minfer.effects.serving.client_errors import ApiError
 
 MODELS_PATH: Final = "/v1/models"
-MAX_LIST_BYTES: Final = 2**20
+MAX_LIST_BYTES: Final = 2**22  # 4,096 adapters with long names take 3 MB
 MAX_CONTEXT_TOKENS: Final = 2**23  # larger contexts of backends are taken for this
 LIST_TIMEOUT_SECONDS: Final = 5.0  # for the list of a backend
 # Headers of a client on which a list of models depends.

@@ -73,7 +73,8 @@ CAUSES: Final = {
     "adapter": Cause(
         "its adapter",
         "its adapter was being loaded to the device",
-        "keep more adapters on the device (--max-loras above {slots})",
+        "if it had been there before, keep more adapters on the device (--max-loras "
+        "above {slots})",
     ),
     "slot": Cause(
         "a slot for its adapter",

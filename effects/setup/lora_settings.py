@@ -87,7 +87,7 @@ def _module_of(entry: Any) -> LoraModule:
         raise ConfigError("--lora-modules: an adapter must be a JSON object")
     if unknown := entry.keys() - _MODULE_FIELDS:
         raise ConfigError(
-            f"--lora-modules: an adapter has no field {min(unknown)!r}; it has "
+            f"--lora-modules: an adapter has no field {min(map(str, unknown))!r}; it has "
             f"{', '.join(sorted(_MODULE_FIELDS))}"
         )
     for name in ("name", "path"):
@@ -103,11 +103,22 @@ def read_folders(words: Iterable[str]) -> tuple[Path, ...]:
     """Returns the folders of --lora-folders, without links. Raises ConfigError."""
     folders = []
     for word in words:
-        path = Path(word).expanduser()
+        try:
+            path = Path(word).expanduser().resolve(strict=True)
+        except (
+            OSError,
+            ValueError,
+            RuntimeError,
+        ):  # circles of links, ~nobody
+            raise _no_folder(word) from None
         if not path.is_dir():
-            raise ConfigError(f"--lora-folders: {word!r} is no folder")
-        folders.append(path.resolve())
+            raise _no_folder(word)
+        folders.append(path)
     return tuple(folders)
+
+
+def _no_folder(word: str) -> ConfigError:
+    return ConfigError(f"--lora-folders: {word!r:.200} is no folder")
 
 
 def read_hub_names(words: Iterable[str]) -> dict[str, str]:

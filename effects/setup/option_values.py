@@ -272,7 +272,7 @@ KV_EVENTS: Final = OptionKind(
 )
 LORA_MODULES: Final = OptionKind(
     "a list of NAME=PATH",
-    lambda value: not isinstance(value, str) and read_modules(value) is not None,
+    lambda value: isinstance(value, list | tuple) and read_modules(value) is not None,
     "NAME=PATH",
 )
 POLICY: Final = OptionKind(

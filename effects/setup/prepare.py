@@ -157,6 +157,8 @@ def prepare(args: EngineArgs, *, limit: int | None = None, warns: bool = True) -
     check_recurrent_layers(args, spec)
     if args.enable_lora:
         check_model(spec)
+    elif args.lora_modules:
+        raise ConfigError("lora_modules needs enable_lora (--enable-lora); set it, too")
     if limit is None and args.executor == "torch":
         limit = usable_memory(device, args.gpu_memory_utilization)
     if device.kind == "cpu" and limit is not None:

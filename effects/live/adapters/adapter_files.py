@@ -37,28 +37,33 @@ class AdapterPathError(AdapterError):
 
 @contextlib.contextmanager
 def private_copy(
-    folder: Path, max_bytes: int, allowed: Sequence[Path] | None = None
+    folder: Path,
+    max_bytes: int,
+    allowed: Sequence[Path] | None = None,
+    origin: str = "",
 ) -> Iterator[Path]:
     """A private folder with copies of an adapter's files, until the end of the context.
 
     All files must be below one of the `allowed` folders, which have no links in their
-    paths; None: anywhere. Raises AdapterError, or AdapterPathError for files elsewhere.
+    paths; None: anywhere. Errors call the folder by its `origin`, if that is given.
+    Raises AdapterError, or AdapterPathError for files elsewhere.
     """
+    shown = Path(origin) if origin else folder
     with contextlib.ExitStack() as stack:
         try:
-            source = _open_folder(stack, folder)
-            _check_place(source, folder, allowed)
+            source = _open_folder(stack, folder, shown)
+            _check_place(source, shown, allowed)
             copy = Path(stack.enter_context(tempfile.TemporaryDirectory("-minfer-lora")))
             for name, limit in (
                 (CONFIG_NAME, MAX_CONFIG_BYTES),
                 (WEIGHTS_NAME, max_bytes),
             ):
-                _copy_file(source, folder / name, copy / name, limit, allowed)
-            _check_header(folder / WEIGHTS_NAME, copy / WEIGHTS_NAME)
+                _copy_file(source, shown / name, copy / name, limit, allowed)
+            _check_header(shown / WEIGHTS_NAME, copy / WEIGHTS_NAME)
         except OSError as error:
             reason = error.strerror or str(error)
             raise AdapterError(
-                f"adapter {_shown(folder)}: its files cannot be read: {reason}"
+                f"adapter {_shown(shown)}: its files cannot be read: {reason}"
             ) from None
         yield copy
 
@@ -68,17 +73,17 @@ def _shown(path: Path) -> str:
     return repr(str(path)[:_MAX_PATH_CHARS])
 
 
-def _open_folder(stack: contextlib.ExitStack, folder: Path) -> int:
+def _open_folder(stack: contextlib.ExitStack, folder: Path, shown: Path) -> int:
     try:
         opened = os.open(folder, _FLAGS | os.O_DIRECTORY)
     except FileNotFoundError:
         raise AdapterError(
-            f"adapter {_shown(folder)}: there is no such folder; give that with its "
+            f"adapter {_shown(shown)}: there is no such folder; give that with its "
             f"{CONFIG_NAME} and {WEIGHTS_NAME}"
         ) from None
     except NotADirectoryError:
         raise AdapterError(
-            f"adapter {_shown(folder)}: it is no folder; give the one with its "
+            f"adapter {_shown(shown)}: it is no folder; give the one with its "
             f"{CONFIG_NAME} and {WEIGHTS_NAME}"
         ) from None
     stack.callback(os.close, opened)

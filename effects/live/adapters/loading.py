@@ -56,35 +56,42 @@ class AdapterLoads:
             failure = self._failures.get(name)
             if failure is not None and self._clock() < failure.time + FAILED_SECONDS:
                 raise failure.error.with_traceback(None)
-            return self._submit(name, client, load)
+            return self._submit(name, client, load, on_first_use=True)
 
     def begin_new(self, name: str, client: str, load: Load) -> Future[AdapterEntry]:
-        """Returns a new load, whatever failed before: an administrator's. Raises
+        """Returns a new load, whatever failed before: an administrator's. It may be of
+        another folder than on first use, so that its error is not remembered. Raises
         OverloadedError, also if one of that name is under way.
         """
         with self._lock:
             if name in self._running:
                 message = f"the adapter {name!r} is being loaded; try again later"
                 raise OverloadedError(message)
-            return self._submit(name, client, load)
+            return self._submit(name, client, load, on_first_use=False)
 
     def close(self) -> None:
         """Begin no more loads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _submit(self, name: str, client: str, load: Load) -> Future[AdapterEntry]:
+    def _submit(
+        self, name: str, client: str, load: Load, *, on_first_use: bool
+    ) -> Future[AdapterEntry]:
         """Add a load; the caller holds the lock."""
         of_client = self._of_clients[client]
         if len(self._running) >= MAX_WAITING or of_client >= MAX_WAITING // 2:
             raise OverloadedError("too many adapters are being loaded; try again later")
         self._of_clients[client] += 1
         begun = self._running[name] = self._pool.submit(load)
-        begun.add_done_callback(lambda ended: self._note_end(name, client, ended))
+
+        def note_end(ended: Future[AdapterEntry]) -> None:
+            error = None if ended.cancelled() else ended.exception()
+            self._note_end(name, client, error if on_first_use else None)
+
+        begun.add_done_callback(note_end)
         return begun
 
-    def _note_end(self, name: str, client: str, ended: Future[AdapterEntry]) -> None:
-        """Note the end of a load, in its thread."""
-        error = None if ended.cancelled() else ended.exception()
+    def _note_end(self, name: str, client: str, error: BaseException | None) -> None:
+        """Note the end of a load, in its thread, and an error to remember."""
         with self._lock:
             self._running.pop(name, None)
             self._of_clients[client] -= 1

@@ -76,21 +76,23 @@ class ServedAdapters:
     def load(
         self, name: str, source: Source, *, parent: str = "", replace: bool = False
     ) -> AdapterEntry:
-        """Read an adapter, and give it a name. Raises AdapterError, and AdapterNameError
-        if another one has the name, unless this is to `replace` it.
+        """Read an adapter, and give it a name. Raises AdapterError, which says where it
+        comes from, but no path of this machine, and AdapterNameError if another one has
+        the name, unless this is to `replace` it.
         """
-        folder = fetch(source, self._max_bytes, self._download_dir).resolve()
-        with private_copy(folder, self._max_bytes, source.allowed) as copy:
+        origin = source.origin
+        folder = _resolved(fetch(source, self._max_bytes, self._download_dir), origin)
+        with private_copy(folder, self._max_bytes, source.allowed, origin) as copy:
             try:
                 adapter = read_adapter(copy, self._spec, self._max_rank)
             except CheckpointError as error:  # also of a damaged file
-                message = str(error).replace(str(copy), str(folder))
+                message = str(error).replace(str(copy), origin)
                 raise AdapterError(message) from None
         entry = AdapterEntry(
             name=name,
             digest=adapter.digest.hex(),
             folder=str(folder),
-            origin=source.origin,
+            origin=origin,
             parent=parent,
             rank=adapter.rank,
             size=adapter.bytes,
@@ -137,6 +139,17 @@ class ServedAdapters:
     def describe(self, digest: str) -> str:
         """Returns how people know a digest: a name of it, or its first digits."""
         return self.registry.name_of(digest) or digest[:12]
+
+
+def _resolved(folder: Path, origin: str) -> Path:
+    """Returns a folder's path without links. Raises AdapterError."""
+    try:
+        return folder.resolve()
+    except (OSError, ValueError, RuntimeError):  # circles of links, zero bytes
+        raise AdapterError(
+            f"adapter {origin!r:.300}: this cannot be the path of a folder; give that "
+            "with its adapter_config.json and adapter_model.safetensors"
+        ) from None
 
 
 def digest_of(adapters: ServedAdapters | None, request: object) -> str:

@@ -9,11 +9,12 @@ or cannot do, are refused by name; those that matter only in training are ignore
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.models.json_files import read_optional
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 CONFIG_NAME: Final = "adapter_config.json"
 ALL_LINEAR: Final = "all-linear"
 PATTERN_SECONDS: Final = 0.5  # that a regular expression of a config may take
+MATCHING_SECONDS: Final = 10.0  # of a processor, for all matches with those of a config
+MAX_PATTERN_CHARS: Final = 2**14  # compiling more would hold up all threads
+_MAX_SHOWN_CHARS: Final = 100  # of a value in an error
 MAX_SCALING: Final = 1e6
 # Fields that say how an adapter was trained, and nothing of what it computes. With Conv1D
 # modules alone, which no model here has, fan_in_fan_out would change it.
@@ -83,6 +87,56 @@ class AdapterError(CheckpointError):
     """An adapter cannot be used. The message names the fault, the file and the remedy."""
 
 
+def _shown(value: object) -> str:
+    """Returns a value as an error shows it."""
+    return repr(value)[:_MAX_SHOWN_CHARS]
+
+
+@define(eq=False)
+class PatternMatcher:
+    """Matches the regular expressions of one config, for a limited time."""
+
+    path: Path
+    _seconds: float = field(default=0.0, init=False)  # spent so far
+
+    def match(self, pattern: str, name: str) -> "regex.Match[str] | None":
+        """Returns the match of a pattern with a whole name. Raises `AdapterError` if it
+        is no pattern, or takes too long.
+        """
+        import regex
+
+        if len(pattern) > MAX_PATTERN_CHARS:
+            raise self._error(
+                f"the regular expression {_shown(pattern)} has {len(pattern)} "
+                f"characters, and at most {MAX_PATTERN_CHARS} are read"
+            )
+        begin = time.thread_time()
+        try:
+            # Other threads go on meanwhile.
+            found = regex.fullmatch(
+                pattern, name, timeout=PATTERN_SECONDS, concurrent=True
+            )
+        except (regex.error, RecursionError) as error:
+            raise AdapterError(
+                f"{self.path}: {_shown(pattern)} is not a regular expression "
+                f"({str(error)[:_MAX_SHOWN_CHARS]}); correct it"
+            ) from error
+        except TimeoutError as error:
+            raise self._error(
+                f"the regular expression {_shown(pattern)} takes longer than "
+                f"{PATTERN_SECONDS} s for {_shown(name)}"
+            ) from error
+        self._seconds += time.thread_time() - begin
+        if self._seconds > MATCHING_SECONDS:
+            raise self._error(
+                f"its regular expressions take longer than {MATCHING_SECONDS} s in all"
+            )
+        return found
+
+    def _error(self, fault: str) -> "AdapterError":
+        return AdapterError(f"{self.path}: {fault}; list the names of modules instead")
+
+
 @frozen(kw_only=True)
 class PeftConfig:
     """What adapter_config.json says."""
@@ -93,12 +147,13 @@ class PeftConfig:
     by_root: bool  # the factor is alpha / sqrt(rank)
     ranks: Mapping[str, int]  # by patterns of names
     alphas: Mapping[str, float]
-    targets: str | tuple[str, ...]  # "all-linear", a pattern, or names
-    parameters: tuple[str, ...]  # names of stacked matrices of experts
-    excluded: str | tuple[str, ...]
-    layers: tuple[int, ...] | None  # None: all
+    targets: str | frozenset[str]  # "all-linear", a pattern, or names
+    parameters: frozenset[str]  # names of stacked matrices of experts
+    excluded: str | frozenset[str]
+    layers: frozenset[int] | None  # None: all
     layer_patterns: tuple[str, ...]
     base_model: str | None
+    matcher: PatternMatcher
 
     def rank_of(self, name: str) -> int:
         """Returns the rank of the matrices of a module."""
@@ -113,7 +168,7 @@ class PeftConfig:
     def _pattern(self, patterns: Iterable[str], name: str) -> str:
         """Returns the first pattern that matches the end of a name, or the name."""
         for pattern in patterns:
-            if self._match("match", rf"(.*\.)?({pattern})$", name):
+            if self.matcher.match(rf"(.*\.)?({pattern})", name):
                 return pattern
         return name
 
@@ -131,41 +186,34 @@ class PeftConfig:
         """Returns whether peft would give a stacked matrix of this name an adapter."""
         return self._listed(self.parameters, name)
 
-    def _listed(self, names: str | tuple[str, ...], name: str) -> bool:
+    def _listed(self, names: str | frozenset[str], name: str) -> bool:
+        """Returns whether a name matches a pattern, or it or an end of it, of whole words
+        between dots, is one of the names.
+        """
         if isinstance(names, str):
-            return self._match("fullmatch", names, name) is not None
-        return any(name == end or name.endswith(f".{end}") for end in names)
+            return self.matcher.match(names, name) is not None
+        words = name.split(".")
+        return any(".".join(words[first:]) in names for first in range(len(words)))
 
     def _in_layers(self, name: str) -> bool:
         if self.layers is None:
             return True
-        patterns = self.layer_patterns or (r"[^.]*",)
-        for pattern in patterns:
-            found = self._match("match", rf"(?:^|.*?\.){pattern}\.(?P<index>\d+)\.", name)
+        for pattern in self.layer_patterns or (r"[^.]*",):
+            found = self.matcher.match(
+                rf"(?:.*?\.)?(?:{pattern})\.(?P<index>\d+)\..*", name
+            )
             if found is not None:
-                return int(found["index"]) in self.layers
+                return self._layer(pattern, found["index"]) in self.layers
         return False
 
-    def _match(self, method: str, pattern: str, name: str) -> "regex.Match[str] | None":
-        """Returns the match of a pattern of the config. Raises `AdapterError` if it is
-        none, or takes too long.
-        """
-        import regex
-
-        match: Callable[..., regex.Match[str] | None] = getattr(regex, method)
-        try:
-            # Other threads go on meanwhile.
-            return match(pattern, name, timeout=PATTERN_SECONDS, concurrent=True)
-        except (regex.error, RecursionError) as error:
+    def _layer(self, pattern: str, digits: str | None) -> int:
+        """Returns the number of a layer that a pattern found."""
+        if digits is None or not digits.isdecimal():
             raise AdapterError(
-                f"{self.path}: {pattern!r} is not a regular expression ({error}); "
-                f"correct it"
-            ) from error
-        except TimeoutError as error:
-            raise AdapterError(
-                f"{self.path}: the regular expression {pattern!r} takes longer than "
-                f"{PATTERN_SECONDS} s for {name!r}; list the names of modules instead"
-            ) from error
+                f"{self.path}: layers_pattern {_shown(pattern)} does not find the number "
+                "of a layer; give the name of the list of layers, as in peft"
+            )
+        return int(digits)
 
 
 def read_peft_config(folder: Path) -> PeftConfig:
@@ -191,11 +239,12 @@ def read_peft_config(folder: Path) -> PeftConfig:
         ranks=reader.mapping("rank_pattern", int),
         alphas=reader.mapping("alpha_pattern", float),
         targets=reader.names("target_modules"),
-        parameters=reader.list("target_parameters"),
+        parameters=frozenset(reader.list("target_parameters")),
         excluded=reader.names("exclude_modules"),
         layers=None if layers in (None, []) else reader.indices("layers_to_transform"),
         layer_patterns=reader.list("layers_pattern"),
         base_model=base_model if isinstance(base_model, str) else None,
+        matcher=PatternMatcher(path),
     )
 
 
@@ -204,14 +253,14 @@ def _refuse_unsupported(path: Path, config: Mapping[str, Any]) -> None:
     kind = config.get("peft_type")
     if kind != "LORA":
         raise AdapterError(
-            f"{path}: peft_type is {kind!r}, and only 'LORA' is supported; merge it into "
-            f"its base model (in peft, merge_and_unload and save_pretrained)"
+            f"{path}: peft_type is {_shown(kind)}, and only 'LORA' is supported; merge "
+            f"it into its base model (in peft, merge_and_unload and save_pretrained)"
         )
     start = config.get("init_lora_weights")
     if not (start is None or isinstance(start, bool)) and start not in KEEPS_WEIGHTS:
         raise AdapterError(
-            f"{path}: init_lora_weights is {start!r}, with which the weights of the base "
-            f"model are others; convert it (in peft, save_pretrained with "
+            f"{path}: init_lora_weights is {_shown(start)}, with which the weights of "
+            f"the base model are others; convert it (in peft, save_pretrained with "
             f"path_initial_model_for_weight_conversion)"
         )
     for name, value in config.items():
@@ -220,8 +269,9 @@ def _refuse_unsupported(path: Path, config: Mapping[str, Any]) -> None:
             continue
         reason = REASONS.get(name, "this field is not supported")
         raise AdapterError(
-            f"{path}: {name} is {value!r}: {reason}; merge the adapter into its base "
-            f"model (in peft, merge_and_unload and save_pretrained)"
+            f"{path}: {name[:_MAX_SHOWN_CHARS]} is {_shown(value)}: {reason}; merge "
+            f"the adapter into its base model (in peft, merge_and_unload and "
+            f"save_pretrained)"
         )
 
 
@@ -233,7 +283,7 @@ class _Reader:
     config: Mapping[str, Any]
 
     def error(self, key: str, expected: str) -> AdapterError:
-        found = repr(self.config.get(key))[:100]
+        found = _shown(self.config.get(key))
         return AdapterError(
             f"{self.path}: {key} must be {expected}, found {found}; correct it"
         )
@@ -269,10 +319,14 @@ class _Reader:
         return values
 
     def list(self, key: str) -> tuple[str, ...]:
-        names = self.names(key)
-        return (names,) if isinstance(names, str) else names
+        value = self._texts(key)
+        return (value,) if isinstance(value, str) else tuple(value)
 
-    def names(self, key: str) -> str | tuple[str, ...]:
+    def names(self, key: str) -> str | frozenset[str]:
+        value = self._texts(key)
+        return value if isinstance(value, str) else frozenset(value)
+
+    def _texts(self, key: str) -> str | Sequence[str]:
         value = self.config.get(key) or []
         if isinstance(value, str):
             return value
@@ -280,14 +334,14 @@ class _Reader:
             isinstance(name, str) for name in value
         ):
             raise self.error(key, "a list of names, or a string")
-        return tuple(value)
+        return value
 
-    def indices(self, key: str) -> tuple[int, ...]:
+    def indices(self, key: str) -> frozenset[int]:
         value = self.config[key]
         numbers = value if isinstance(value, list) else [value]
         if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in numbers):
             raise self.error(key, "the number of a layer, or a list of them")
-        return tuple(numbers)
+        return frozenset(numbers)
 
 
 def _is_factor(value: object) -> bool:

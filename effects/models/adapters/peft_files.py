@@ -11,7 +11,7 @@ safetensors alone are read: a pickle can execute code.
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,6 +39,8 @@ PICKLE_NAME: Final = "adapter_model.bin"
 ROOT: Final = "base_model.model."
 BASE_LAYER: Final = ".base_layer"
 KINDS: Final = ("lora_A", "lora_B")
+MAX_NAME_CHARS: Final = 512  # of a tensor; searching longer names could take for ever
+_MAX_ERROR_CHARS: Final = 200  # of the reader of files, in an error
 _EXPERTS: Final = re.compile(r"(?:^|\.)layers\.(\d+)\..*experts$")
 _MERGE: Final = "merge the adapter into its base model (in peft, merge_and_unload)"
 
@@ -94,8 +96,9 @@ def read_adapter(folder: Path, spec: ModelSpec, max_rank: int) -> Adapter:
     config, path = read_peft_config(folder), folder / TENSORS_NAME
     parts = layout_parts(spec, 1)
     matrices: dict[str, Factors] = {}
-    for module, pair in _read_pairs(folder).items():
-        part = _find_part(path, spec, parts, module, pair)
+    finder = PartFinder(path, spec, parts)
+    for module, pair in _read_pairs(folder, len(KINDS) * len(parts)).items():
+        part = finder.part_of(module, pair)
         if part.name in matrices:
             raise AdapterError(
                 f"{path}: two pairs of tensors are of {part.name}, one of them {module}; "
@@ -121,13 +124,13 @@ def check_model(spec: ModelSpec) -> None:
         )
 
 
-def _read_pairs(folder: Path) -> dict[str, tuple["Tensor", "Tensor"]]:
+def _read_pairs(folder: Path, max_tensors: int) -> dict[str, tuple["Tensor", "Tensor"]]:
     """Returns A and B by the names of modules. Raises `AdapterError` for a tensor that is
-    neither, or without the other.
+    neither, or without the other, and for more tensors than a model takes.
     """
     path = folder / TENSORS_NAME
     halves: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in _read_tensors(folder):
+    for name, tensor in _read_tensors(folder, max_tensors):
         module, _, kind = name.removesuffix(".weight").rpartition(".")
         if kind not in KINDS or not name.endswith(".weight"):
             raise AdapterError(
@@ -147,7 +150,7 @@ def _read_pairs(folder: Path) -> dict[str, tuple["Tensor", "Tensor"]]:
     }
 
 
-def _read_tensors(folder: Path) -> Iterator[tuple[str, "Tensor"]]:
+def _read_tensors(folder: Path, max_tensors: int) -> Iterator[tuple[str, "Tensor"]]:
     """Yields the tensors of the file by name. Raises `AdapterError` for what is no matrix
     of finite numbers.
     """
@@ -166,26 +169,51 @@ def _read_tensors(folder: Path) -> Iterator[tuple[str, "Tensor"]]:
         raise AdapterError(f"{folder if pickle else path}: {fault}; {remedy}")
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            for name in file.keys():  # noqa: SIM118 - it is no dict
-                kind = file.get_slice(name).get_dtype()
-                if kind not in FLOATS:
-                    raise AdapterError(
-                        f"{path}: tensor {name} is of type {kind}; one of "
-                        f"{', '.join(FLOATS)} is supported"
-                    )
+            names = list(file.keys())
+            _check_names(path, names, max_tensors)
+            for name in names:
+                _check_form(path, name, file.get_slice(name))
                 yield name, _checked(path, name, file.get_tensor(name))
     except (SafetensorError, OSError) as error:
+        reason = str(error)[:_MAX_ERROR_CHARS]
         raise AdapterError(
-            f"{path}: truncated or corrupt ({error}); download it again"
+            f"{path}: truncated or corrupt ({reason}); download it again"
         ) from error
 
 
-def _checked(path: Path, name: str, tensor: Any) -> "Tensor":
-    if tensor.dim() != 2 or not tensor.numel():
+def _check_names(path: Path, names: Sequence[str], max_tensors: int) -> None:
+    """Raise `AdapterError` for more tensors than a model takes, and long names, before
+    any is read.
+    """
+    if len(names) > max_tensors:
         raise AdapterError(
-            f"{path}: tensor {name} has shape {list(tensor.shape)}, and must be a "
-            f"matrix; write the adapter again with peft"
+            f"{path}: has {len(names)} tensors, and this model takes at most "
+            f"{max_tensors}; use the adapter's own base model"
         )
+    for name in names:
+        if len(name) > MAX_NAME_CHARS:
+            raise AdapterError(
+                f"{path}: tensor {name[:_MAX_ERROR_CHARS]}... has a name of {len(name)} "
+                f"characters; at most {MAX_NAME_CHARS} are read"
+            )
+
+
+def _check_form(path: Path, name: str, tensor: Any) -> None:
+    """Raise `AdapterError` for a tensor, not yet read, that is no matrix of floats."""
+    if (kind := tensor.get_dtype()) not in FLOATS:
+        raise AdapterError(
+            f"{path}: tensor {name} is of type {kind}; one of {', '.join(FLOATS)} is "
+            f"supported"
+        )
+    shape = tensor.get_shape()
+    if len(shape) != 2 or 0 in shape:
+        raise AdapterError(
+            f"{path}: tensor {name} has shape {str(shape)[:_MAX_ERROR_CHARS]}, and must "
+            f"be a matrix; write the adapter again with peft"
+        )
+
+
+def _checked(path: Path, name: str, tensor: Any) -> "Tensor":
     if not tensor.isfinite().all():
         raise AdapterError(
             f"{path}: tensor {name} has numbers that are NaN or infinite; train the "
@@ -195,54 +223,56 @@ def _checked(path: Path, name: str, tensor: Any) -> "Tensor":
     return checked
 
 
-def _find_part(
-    path: Path,
-    spec: ModelSpec,
-    parts: Mapping[str, AdapterPart],
-    module: str,
-    pair: tuple["Tensor", "Tensor"],
-) -> AdapterPart:
-    """Returns the matrix of a model that a module's tensors change."""
-    plain_name = module
-    while plain_name.endswith(BASE_LAYER):
-        plain_name = plain_name.removesuffix(BASE_LAYER)
-    if found := _EXPERTS.search(plain_name):
-        return _stacked_part(path, parts, layer_prefix(int(found[1])), module, pair)
-    names = {name + SUFFIX for name in parts}
-    name = model_name(spec, plain_name + SUFFIX, names).removesuffix(SUFFIX)
-    if name not in parts:
-        raise AdapterError(
-            f"{path}: the model ({spec.family.architecture}) has no matrix {plain_name} "
-            f"that an adapter can change: those of its layers' products can be changed, "
-            f"but embeddings, output head, routers and kv_b_proj (MLA); use the "
-            f"adapter's own base model, or {_MERGE}"
+class PartFinder:
+    """Finds the matrix of a model that a module's tensors change."""
+
+    def __init__(
+        self, path: Path, spec: ModelSpec, parts: Mapping[str, AdapterPart]
+    ) -> None:
+        self._path, self._spec, self._parts = path, spec, parts
+        self._names = {name + SUFFIX for name in parts}
+
+    def part_of(self, module: str, pair: tuple["Tensor", "Tensor"]) -> AdapterPart:
+        """Returns the matrix. Raises `AdapterError` if the model has none such."""
+        plain_name = module
+        while plain_name.endswith(BASE_LAYER):
+            plain_name = plain_name.removesuffix(BASE_LAYER)
+        if found := _EXPERTS.search(plain_name):
+            return self._stacked_part(layer_prefix(int(found[1])), module, pair)
+        name = model_name(self._spec, plain_name + SUFFIX, self._names)
+        part = self._parts.get(name.removesuffix(SUFFIX))
+        if part is None:
+            raise AdapterError(
+                f"{self._path}: the model ({self._spec.family.architecture}) has no "
+                f"matrix {plain_name} that an adapter can change: those of its layers' "
+                f"products can be changed, but embeddings, output head, routers and "
+                f"kv_b_proj (MLA); use the adapter's own base model, or {_MERGE}"
+            )
+        return part
+
+    def _stacked_part(
+        self, layer: str, module: str, pair: tuple["Tensor", "Tensor"]
+    ) -> AdapterPart:
+        """Returns the matrix of all experts of a layer that has the shapes of a pair."""
+        lora_a, lora_b = pair
+        sizes = int(lora_a.shape[1]), int(lora_b.shape[0])
+        stacked = [
+            part
+            for name, part in self._parts.items()
+            if name.startswith(layer) and part.is_stacked
+        ]
+        for part in stacked:
+            if (part.inputs, part.outputs) == sizes:
+                return part
+        known = " and ".join(
+            f"{part.name} ({part.inputs} inputs, {part.outputs} outputs)"
+            for part in stacked
         )
-    return parts[name]
-
-
-def _stacked_part(
-    path: Path,
-    parts: Mapping[str, AdapterPart],
-    layer: str,
-    module: str,
-    pair: tuple["Tensor", "Tensor"],
-) -> AdapterPart:
-    """Returns the matrix of all experts of a layer that has the shapes of a pair."""
-    lora_a, lora_b = pair
-    sizes = int(lora_a.shape[1]), int(lora_b.shape[0])
-    stacked = [
-        part for name, part in parts.items() if name.startswith(layer) and part.is_stacked
-    ]
-    for part in stacked:
-        if (part.inputs, part.outputs) == sizes:
-            return part
-    known = " and ".join(
-        f"{part.name} ({part.inputs} inputs, {part.outputs} outputs)" for part in stacked
-    )
-    raise AdapterError(
-        f"{path}: {module} has {sizes[0]} inputs and {sizes[1]} outputs, and this layer "
-        f"of the model has {known or 'no experts'}; use the adapter's own base model"
-    )
+        raise AdapterError(
+            f"{self._path}: {module} has {sizes[0]} inputs and {sizes[1]} outputs, and "
+            f"this layer of the model has {known or 'no experts'}; use the adapter's own "
+            f"base model"
+        )
 
 
 def _factors(

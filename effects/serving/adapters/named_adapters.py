@@ -129,18 +129,11 @@ class NamedAdapters:
             self._client.drop_adapter(digest)
 
     def _load_on_first_use(self, name: str) -> AdapterEntry:
-        """Load the adapter of a name, in a thread for that. Errors do not show paths."""
+        """Load the adapter of a name, in a thread for that."""
         source = self.sources.of_name(name)
         if source is None:
             raise _UnknownAdapterError(name)
-        try:
-            return self.served.load(name, source)
-        except AdapterError as error:
-            folders = [source.path, *map(str, self.sources.folders)]
-            message = str(error)
-            for folder in folders:
-                message = message.replace(folder, name if folder == source.path else "")
-            raise AdapterError(message) from None
+        return self.served.load(name, source)
 
     def _load_path(self, name: str, path: str, *, replace: bool) -> AdapterEntry:
         """Load an adapter of an administrator, in a thread for that."""

@@ -5,12 +5,16 @@ from typing import Any
 
 import pytest
 
+from minfer.effects.live.adapters.registry import MAX_ADAPTERS, AdapterEntry
 from minfer.effects.proxy.backend_models import (
     MAX_CONTEXT_TOKENS,
+    MAX_LIST_BYTES,
     BackendModels,
     ModelList,
     read_models,
 )
+from minfer.effects.serving.request_parsing.model_names import Models
+from minfer.effects.setup.lora_settings import MAX_NAME_CHARS
 from tests.effects.proxy.fakes import ReceivedRequest, routing, run
 
 MODELS = (["small", "s"], ["large"], ["large"])
@@ -138,3 +142,10 @@ def test_a_backend_with_adapters_may_have_any_name() -> None:
     assert models.backends_of("chat") == ("a",)
     ready = {"models": ["base"], "adapters": {"named": 1}}
     assert read_models(json.dumps(ready).encode()) == ModelList(own, takes_adapters=True)
+
+
+def test_a_list_of_as_many_adapters_as_can_be_is_read() -> None:
+    name = "x" * MAX_NAME_CHARS
+    entry = AdapterEntry(name=name, digest="", folder="", origin=name, rank=1, size=1)
+    listed = Models(["base"], 0, 2**20).list_json([entry] * MAX_ADAPTERS)
+    assert len(json.dumps(listed)) < MAX_LIST_BYTES

@@ -51,8 +51,12 @@ def test_folders_have_no_links_in_their_paths(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     assert read_folders([str(tmp_path / "link")]) == ((tmp_path / "real").resolve(),)
-    with pytest.raises(ConfigError, match="--lora-folders: '/nowhere' is no folder"):
-        read_folders(["/nowhere"])
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "file").touch()
+    paths = [str(tmp_path / name) for name in ("circle", "file")]
+    for path in ("/nowhere", *paths, "a\0", "~nobody-has-this-name/x"):
+        with pytest.raises(ConfigError, match=r"--lora-folders: '.*' is no folder"):
+            read_folders([path])
 
 
 def test_names_of_the_hub_have_revisions() -> None:

@@ -205,8 +205,17 @@ def test_what_does_not_fit_is_named(llm: LLM, model: Path, tmp_path: Path) -> No
         outputs(llm, request(broken))
     with pytest.raises(RequestError, match="there is no such folder"):
         outputs(llm, request(tmp_path / "none"))
-    with pytest.raises(RequestError, match="2 lora_request for 1 prompts"):
-        outputs(llm, [None, None])
+    (tmp_path / "circle").symlink_to("circle")
+    for path in ("a\0b", "x" * 5000, tmp_path / "circle"):
+        with pytest.raises(RequestError, match="lora_request: adapter '"):
+            outputs(llm, LoRARequest("wrong", 1, path))
+    for requests in ([None, None], []):
+        with pytest.raises(
+            RequestError, match=f"{len(requests)} lora_request for 1 prompts"
+        ):
+            outputs(llm, requests)
+    with pytest.raises(RequestError, match="must be a LoRARequest, not str"):
+        outputs(llm, "sql")
 
 
 def test_an_llm_starts_with_adapters(model: Path, adapters: list[Path]) -> None:
@@ -216,8 +225,13 @@ def test_an_llm_starts_with_adapters(model: Path, adapters: list[Path]) -> None:
         entry = llm.adapters.find("first")
         assert entry is not None
         assert entry.rank == 4
-    settings["lora_modules"] = ["first=/nowhere"]
-    with pytest.raises(
-        ConfigError, match=r"--lora-modules first=/nowhere: .*no such fold"
-    ):
-        LLM(str(model), **settings)
+    wrong: list[tuple[Any, str]] = [
+        (["first=/nowhere"], r"--lora-modules first=/nowhere: .*no such folder"),
+        (["first=a\0b"], r"--lora-modules first=a.b: .*cannot be the path of a folder"),
+        (5, "lora_modules must be a list of NAME=PATH, not 5"),
+    ]
+    for value, words in wrong:
+        with pytest.raises(ConfigError, match=words):
+            LLM(str(model), **{**settings, "lora_modules": value})
+    with pytest.raises(ConfigError, match="lora_modules needs enable_lora"):
+        LLM(str(model), lora_modules=["first=/nowhere"])

@@ -98,6 +98,15 @@ def test_what_failed_is_not_tried_again_at_once(loads: Loads) -> None:
     assert loads.begin("bad 2", "ann", lambda: ENTRY).result(60) == ENTRY
 
 
+def test_an_error_of_an_administrator_is_not_that_of_clients(loads: Loads) -> None:
+    loads.go.set()
+    failed = loads.begin_new("bad", "root", lambda: loads.load("bad"))
+    with pytest.raises(ValueError, match="bad"):
+        failed.result(60)
+    until(lambda: not loads._running)
+    assert loads.begin("bad", "ann", lambda: ENTRY).result(60) == ENTRY
+
+
 def test_few_failures_are_remembered(loads: Loads) -> None:
     loads.go.set()
     for number in range(MAX_FAILURES + 5):

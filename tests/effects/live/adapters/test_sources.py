@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from minfer.effects.live.adapters import sources
@@ -64,6 +65,8 @@ def test_what_a_program_names_may_be_anywhere(folder: Path) -> None:
     assert trusted_source(outside) == Source(outside, outside)
     assert trusted_source("org/name") == Source("org/name", "org/name", is_hub=True)
     assert not trusted_source("name").is_hub  # a folder that is not there
+    for text in ("a\0b", "x" * 5000, "a/" + "x" * 5000):
+        assert trusted_source(text).path == text
 
 
 def test_what_is_too_large_is_not_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,3 +90,14 @@ def test_what_is_too_large_is_not_downloaded(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(AdapterError, match="has 100 bytes, which is more than an adapt"):
         fetch(source, 99, "/cache")
     assert asked == [("org/sql", "v1")] * 2
+
+
+def test_without_the_hub_its_cache_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Api:
+        def model_info(self, *_: Any, **__: Any) -> Any:
+            raise httpx.ConnectError("no network")
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Api)
+    monkeypatch.setattr(sources, "snapshot", lambda *_, **__: Path("/cache/sql"))
+    source = Source("org/sql@v1", "org/sql@v1", is_hub=True)
+    assert fetch(source, 100, None) == Path("/cache/sql")

@@ -10,6 +10,7 @@ from attrs import evolve
 from safetensors.torch import load_file, save_file
 
 from minfer.effects.models.adapters.peft_config import (
+    MAX_PATTERN_CHARS,
     PATTERN_SECONDS,
     AdapterError,
     read_peft_config,
@@ -24,6 +25,7 @@ from tests.effects.small_adapters import MODULE, WEIGHTS, write_adapter
 from tests.effects.tiny_model import CONFIG
 
 SPEC = parse_spec(CONFIG)
+LONG = "x" * 9999
 LAYER = f"base_model.model.model.layers.0.{MODULE}"
 
 
@@ -239,6 +241,78 @@ def test_a_pattern_without_end_is_refused_in_time(
     )
     change_config(folder, target_modules=r"(.|.)*[^j]")
     assert "takes longer than" in refusal(folder)
+
+
+def test_patterns_have_a_time_together(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = "minfer.effects.models.adapters.peft_config"
+    monkeypatch.setattr(f"{place}.MATCHING_SECONDS", 0.01)
+    change_config(folder, rank_pattern={f"([a-z]+[0-9])*x{i}": 4 for i in range(1000)})
+    assert "take longer than 0.01 s in all" in refusal(folder)
+    change_config(folder, rank_pattern={}, target_modules="x" * (MAX_PATTERN_CHARS + 1))
+    message = refusal(folder)
+    assert f"has {MAX_PATTERN_CHARS + 1} characters" in message
+    assert len(message) < 1000
+
+
+def test_a_pattern_of_layers_must_find_a_number(folder: Path) -> None:
+    change_config(folder, layers_to_transform=[0], layers_pattern=".*)|(?:x")
+    assert "layers_pattern" in (message := refusal(folder))
+    assert "does not find the number of a layer" in message
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"peft_type": [LONG]},
+        {LONG: 1},
+        {"new": LONG},
+        {"r": LONG},
+    ],
+    ids=["type", "name", "value", "number"],
+)
+def test_errors_are_short(folder: Path, values: dict[str, Any]) -> None:
+    change_config(folder, **values)
+    assert len(refusal(folder)) < 1000
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "layers." + "1" * 5000 + ".experts",  # more digits than Python converts
+        ".layers.1." * 30_000,  # searched for a quarter of a minute
+        "x" + ".base_layer" * 100_000,
+    ],
+    ids=["digits", "layers", "base_layer"],
+)
+def test_long_names_are_refused_at_once(folder: Path, name: str) -> None:
+    halves = {f"{name}.lora_A.weight": (4, 8), f"{name}.lora_B.weight": (8, 4)}
+    tensors = {half: torch.zeros(shape) for half, shape in halves.items()}
+    save_file(tensors, folder / WEIGHTS)
+    message = refusal(folder)
+    assert "characters; at most 512 are read" in message
+    assert len(message) < 1000
+
+
+def test_more_tensors_than_the_model_takes_are_refused_unread(folder: Path) -> None:
+    tensors = {f"x{i}.lora_A.weight": torch.zeros(1, 1) for i in range(2000)}
+    save_file(tensors, folder / WEIGHTS)
+    assert "has 2000 tensors, and this model takes at most" in refusal(folder)
+
+
+def test_a_tensor_of_many_dimensions_is_refused(folder: Path) -> None:
+    tensors = {f"{LAYER}.lora_A.weight": torch.ones([1] * 64)}
+    save_file(tensors, folder / WEIGHTS)
+    weights = (folder / WEIGHTS).read_bytes()[8:]
+    ones = b"[" + b",".join([b"1"] * 500) + b"]"  # more than torch can have
+    start, end = weights.index(b"[1"), weights.index(b"]") + 1
+    header_end = weights.index(b"}}") + 2
+    header = weights[:start] + ones + weights[end:header_end]
+    data = len(header).to_bytes(8, "little") + header + bytes(4)
+    (folder / WEIGHTS).write_bytes(data)
+    assert "must be a matrix" in (message := refusal(folder))
+    assert len(message) < 1000
 
 
 def test_a_slot_takes_what_is_planned() -> None:
