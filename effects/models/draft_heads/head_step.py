@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from attrs import frozen
 
-from minfer.effects.models.architecture.draft_head import HeadSpec
+from minfer.effects.models.architecture.draft_head import MTP, HeadSpec
 from minfer.effects.models.architecture.layer_step import feed, mix_tokens, store_keys
 from minfer.effects.models.architecture.model import embed_tokens
 from minfer.effects.models.architecture.model_step import ModelStep
@@ -51,7 +51,7 @@ def project_states(
     """
     if head.after_norm:
         states = normalise(states, target.norm)
-    if head.kind == "mtp" or weights.projection is None:
+    if head.kind == MTP or weights.projection is None:
         return states
     if weights.state_norms:
         parts = states.chunk(len(weights.state_norms), 1)
@@ -148,6 +148,6 @@ def _layer_input(
     """Returns what the layer gets of [e(t), h], both normalised."""
     normed_states = normalise(states, weights.hidden_norm)
     rows = torch.cat((normalise(embeddings, weights.embedding_norm), normed_states), 1)
-    if head.kind == "mtp" and weights.projection is not None:
+    if head.kind == MTP and weights.projection is not None:
         return LayerInput(linear(rows, weights.projection, step.products), None)
     return LayerInput(normed_states if head.normed_residual else states, rows)
