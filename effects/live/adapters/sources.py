@@ -16,12 +16,9 @@ from typing import Final
 
 from attrs import field, frozen
 
-from minfer.effects.live.adapters.adapter_files import (
-    CONFIG_NAME,
-    WEIGHTS_NAME,
-    AdapterPathError,
-)
-from minfer.effects.models.adapters.peft_config import AdapterError
+from minfer.effects.live.adapters.adapter_files import AdapterPathError
+from minfer.effects.models.adapters.peft_config import CONFIG_NAME, AdapterError
+from minfer.effects.models.adapters.peft_files import WEIGHTS_NAME
 from minfer.effects.models.checkpoint.hub import HubError, is_id, snapshot
 from minfer.effects.setup.engine_args import MAX_ADAPTER_BYTES
 from minfer.effects.setup.lora_settings import AdapterNameError, check_name

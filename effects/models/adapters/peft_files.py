@@ -34,7 +34,7 @@ from minfer.effects.models.parts import FLOATS
 if TYPE_CHECKING:
     from torch import Tensor
 
-TENSORS_NAME: Final = "adapter_model.safetensors"
+WEIGHTS_NAME: Final = "adapter_model.safetensors"
 PICKLE_NAME: Final = "adapter_model.bin"
 ROOT: Final = "base_model.model."
 BASE_LAYER: Final = ".base_layer"
@@ -91,7 +91,7 @@ def read_adapter(folder: Path, spec: ModelSpec, max_rank: int) -> Adapter:
     supported; `CorruptFileError` for damaged files.
     """
     check_model(spec)
-    config, path = read_peft_config(folder), folder / TENSORS_NAME
+    config, path = read_peft_config(folder), folder / WEIGHTS_NAME
     parts = layout_parts(spec, 1)
     matrices: dict[str, Factors] = {}
     for module, pair in _read_pairs(folder).items():
@@ -107,7 +107,7 @@ def read_adapter(folder: Path, spec: ModelSpec, max_rank: int) -> Adapter:
     if ranks[largest] > max_rank:
         raise AdapterError(
             f"{folder}: {largest} has rank {ranks[largest]}, and at most {max_rank} is "
-            f"allowed; raise --max-lora-rank"
+            f"allowed; raise max_lora_rank (--max-lora-rank)"
         )
     return Adapter(folder, _digest(matrices), matrices, config.base_model)
 
@@ -125,7 +125,7 @@ def _read_pairs(folder: Path) -> dict[str, tuple["Tensor", "Tensor"]]:
     """Returns A and B by the names of modules. Raises `AdapterError` for a tensor that is
     neither, or without the other.
     """
-    path = folder / TENSORS_NAME
+    path = folder / WEIGHTS_NAME
     halves: dict[str, dict[str, Tensor]] = {}
     for name, tensor in _read_tensors(folder):
         module, _, kind = name.removesuffix(".weight").rpartition(".")
@@ -153,10 +153,10 @@ def _read_tensors(folder: Path) -> Iterator[tuple[str, "Tensor"]]:
     """
     from safetensors import SafetensorError, safe_open
 
-    path = folder / TENSORS_NAME
+    path = folder / WEIGHTS_NAME
     if not path.is_file():
         pickle = (folder / PICKLE_NAME).is_file()
-        fault = f"holds {PICKLE_NAME} but no {TENSORS_NAME}" if pickle else "not found"
+        fault = f"holds {PICKLE_NAME} but no {WEIGHTS_NAME}" if pickle else "not found"
         remedy = (
             "pickled weights can execute code and are never read: convert it with peft's "
             "save_pretrained"
