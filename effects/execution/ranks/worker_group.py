@@ -26,7 +26,7 @@ from typing import Final
 
 from attrs import define, field
 
-from minfer.effects.execution.contract import ExecutorError
+from minfer.effects.execution.contract import ExecutorError, ReportLoad
 from minfer.effects.execution.ranks.items import Item, item_to
 from minfer.effects.execution.ranks.joining import (
     JOIN_SECONDS,
@@ -42,7 +42,6 @@ from minfer.effects.execution.ranks.rank_messages import (
     TransferEnded,
     read_from_rank,
 )
-from minfer.effects.execution.running.adapter_loader import ReportLoad
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd
 from minfer.effects.models.adapters.peft_config import AdapterError
 from minfer.effects.net.child import Child, spawn_child

@@ -25,7 +25,7 @@ MAX_UNFINISHED: Final = 32  # loads that run or wait
 FAILED_SECONDS: Final = 10.0  # in which a name that failed is not tried again
 MAX_FAILURES: Final = 256  # that are remembered
 
-Load = Callable[[], AdapterEntry]
+LoadCall = Callable[[], AdapterEntry]
 
 
 @frozen
@@ -46,7 +46,7 @@ class AdapterLoads:
         self._of_clients: Counter[str] = Counter()
         self._failures: dict[str, _Failure] = {}  # by name, the oldest first
 
-    def begin(self, name: str, client: str, load: Load) -> Future[AdapterEntry]:
+    def begin(self, name: str, client: str, load: LoadCall) -> Future[AdapterEntry]:
         """Returns the load of an adapter on first use, which `load` does unless one of
         that name is under way. Raises OverloadedError, and again the error of a load that
         failed a moment ago.
@@ -59,7 +59,7 @@ class AdapterLoads:
                 raise failure.error.with_traceback(None)
             return self._submit(name, client, load)
 
-    def begin_new(self, name: str, client: str, load: Load) -> Future[AdapterEntry]:
+    def begin_new(self, name: str, client: str, load: LoadCall) -> Future[AdapterEntry]:
         """Returns a new load, whatever failed before: an administrator's. Raises
         OverloadedError, also if one of that name is under way.
         """
@@ -73,7 +73,7 @@ class AdapterLoads:
         """Begin no more loads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _submit(self, name: str, client: str, load: Load) -> Future[AdapterEntry]:
+    def _submit(self, name: str, client: str, load: LoadCall) -> Future[AdapterEntry]:
         """Add a load; the caller holds the lock."""
         of_client = self._of_clients[client]
         if len(self._unfinished) >= MAX_UNFINISHED or of_client >= MAX_UNFINISHED // 2:

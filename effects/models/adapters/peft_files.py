@@ -44,7 +44,7 @@ _MERGE: Final = "merge the adapter into its base model (in peft, merge_and_unloa
 
 
 @frozen(eq=False)
-class Factors:
+class LoraWeights:
     """The matrices of an adapter that change one matrix of a model, or those of all its
     experts: W + scaling * lora_b @ lora_a.
     """
@@ -70,7 +70,7 @@ class Adapter:
 
     folder: Path
     digest: bytes  # of all that decides what it computes
-    matrices: Mapping[str, Factors]  # by the names of a checkpoint's matrices
+    matrices: Mapping[str, LoraWeights]  # by the names of a checkpoint's matrices
     base_model: str | None  # which it was made for, as its config says
 
     @property
@@ -93,7 +93,7 @@ def read_adapter(folder: Path, spec: ModelSpec, max_rank: int) -> Adapter:
     check_model(spec)
     config, path = read_peft_config(folder), folder / WEIGHTS_NAME
     parts = layout_parts(spec, 1)
-    matrices: dict[str, Factors] = {}
+    matrices: dict[str, LoraWeights] = {}
     for module, pair in _read_pairs(folder).items():
         part = _find_part(path, spec, parts, module, pair)
         if part.name in matrices:
@@ -251,7 +251,7 @@ def _factors(
     module: str,
     part: AdapterPart,
     pair: tuple["Tensor", "Tensor"],
-) -> Factors:
+) -> LoraWeights:
     """Returns the matrices of a module. Raises `AdapterError` for shapes that are not
     those of the model's matrix and of the config's rank, and for a module that the config
     does not name.
@@ -277,10 +277,10 @@ def _factors(
     if part.is_stacked:
         lora_a = lora_a.reshape(experts, rank, part.inputs)
         lora_b = lora_b.reshape(part.outputs, rank, experts).permute(2, 0, 1)
-    return Factors(lora_a, lora_b, config.scaling_of(key))
+    return LoraWeights(lora_a, lora_b, config.scaling_of(key))
 
 
-def _digest(matrices: Mapping[str, Factors]) -> bytes:
+def _digest(matrices: Mapping[str, LoraWeights]) -> bytes:
     """Returns the digest of an adapter: of its numbers, and of what they change."""
     import torch
 

@@ -44,7 +44,7 @@ from minfer.effects.models.checkpoint.weight_files import (
 from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
 from minfer.effects.models.draft_heads.eagle3_head import eagle3_name, read_eagle3_head
 from minfer.effects.models.draft_heads.head_weights import (
-    HeadWeights,
+    DraftHeadWeights,
     empty_head,
     expected_head_parts,
     head_parts,
@@ -100,7 +100,7 @@ def load_head(
     dtype: str | None = None,
     device: str = "cpu",
     rank_info: RankInfo = WHOLE_MODEL,
-) -> HeadWeights:
+) -> DraftHeadWeights:
     """Load, check, cast and fuse a head's weights, of `read_head`, in `dtype` (the
     target's when None): those of a rank. `target` and `head` are of the whole model.
 
@@ -136,7 +136,7 @@ def random_head(
     seed: int = 0,
     device: str = "cpu",
     rank_info: RankInfo = WHOLE_MODEL,
-) -> HeadWeights:
+) -> DraftHeadWeights:
     """Returns weights drawn as those of `random_weights`. The tokens of a reduced
     vocabulary are spread over the target's.
     """
@@ -171,7 +171,7 @@ def _spec_for_rank(target: ModelSpec, rank_info: RankInfo) -> ModelSpec:
     return target if rank_info == WHOLE_MODEL else target.for_rank(rank_info)
 
 
-def _finished(weights: HeadWeights, dtype: str) -> HeadWeights:
+def _finished(weights: DraftHeadWeights, dtype: str) -> DraftHeadWeights:
     """Returns filled weights in the form that kernels multiply with."""
     projection = weights.projection
     return evolve(
@@ -264,7 +264,7 @@ def _no_head(head: HeadSpec, folder: Path) -> CheckpointError:
     )
 
 
-def _check_target_ids(head: HeadSpec, weights: HeadWeights, folder: Path) -> None:
+def _check_target_ids(head: HeadSpec, weights: DraftHeadWeights, folder: Path) -> None:
     """Refuse a reduced vocabulary whose tokens are not different tokens of the target.
     Raises `CheckpointError`.
     """
