@@ -44,6 +44,14 @@ _MERGE: Final = "merge the adapter into its base model (in peft, merge_and_unloa
 
 
 @frozen(eq=False)
+class StoredPair:
+    """A and B of a module, as a file has them."""
+
+    lora_a: "Tensor"  # [rank, inputs] or [experts * rank, inputs]
+    lora_b: "Tensor"  # [outputs, rank] or [outputs, rank * experts]
+
+
+@frozen(eq=False)
 class LoraWeights:
     """The matrices of an adapter that change one matrix of a model, or those of all its
     experts: W + scaling * lora_b @ lora_a.
@@ -101,7 +109,7 @@ def read_adapter(folder: Path, spec: ModelSpec, max_rank: int) -> Adapter:
                 f"{path}: two pairs of tensors are of {part.name}, one of them {module}; "
                 f"write the adapter again with peft"
             )
-        matrices[part.name] = _factors(config, path, module, part, pair)
+        matrices[part.name] = _lora_weights(config, path, module, part, pair)
     ranks = {name: factors.rank for name, factors in matrices.items()}
     largest = max(ranks, key=lambda name: ranks[name])
     if ranks[largest] > max_rank:
@@ -121,7 +129,7 @@ def check_model(spec: ModelSpec) -> None:
         )
 
 
-def _read_pairs(folder: Path) -> dict[str, tuple["Tensor", "Tensor"]]:
+def _read_pairs(folder: Path) -> dict[str, StoredPair]:
     """Returns A and B by the names of modules. Raises `AdapterError` for a tensor that is
     neither, or without the other.
     """
@@ -143,7 +151,8 @@ def _read_pairs(folder: Path) -> dict[str, tuple["Tensor", "Tensor"]]:
                 f"{path}: {module} has no {missing[0]}; write the adapter again with peft"
             )
     return {
-        module: (found[KINDS[0]], found[KINDS[1]]) for module, found in halves.items()
+        module: StoredPair(*(found[kind] for kind in KINDS))
+        for module, found in halves.items()
     }
 
 
@@ -200,7 +209,7 @@ def _find_part(
     spec: ModelSpec,
     parts: Mapping[str, AdapterPart],
     module: str,
-    pair: tuple["Tensor", "Tensor"],
+    pair: StoredPair,
 ) -> AdapterPart:
     """Returns the matrix of a model that a module's tensors change."""
     plain_name = module
@@ -225,11 +234,10 @@ def _stacked_part(
     parts: Mapping[str, AdapterPart],
     layer: str,
     module: str,
-    pair: tuple["Tensor", "Tensor"],
+    pair: StoredPair,
 ) -> AdapterPart:
     """Returns the matrix of all experts of a layer that has the shapes of a pair."""
-    lora_a, lora_b = pair
-    sizes = int(lora_a.shape[1]), int(lora_b.shape[0])
+    sizes = int(pair.lora_a.shape[1]), int(pair.lora_b.shape[0])
     stacked = [
         part for name, part in parts.items() if name.startswith(layer) and part.is_stacked
     ]
@@ -245,18 +253,18 @@ def _stacked_part(
     )
 
 
-def _factors(
+def _lora_weights(
     config: PeftConfig,
     path: Path,
     module: str,
     part: AdapterPart,
-    pair: tuple["Tensor", "Tensor"],
+    pair: StoredPair,
 ) -> LoraWeights:
     """Returns the matrices of a module. Raises `AdapterError` for shapes that are not
     those of the model's matrix and of the config's rank, and for a module that the config
     does not name.
     """
-    lora_a, lora_b = pair
+    lora_a, lora_b = pair.lora_a, pair.lora_b
     key = module
     if part.is_stacked:
         key = f"{module.split(BASE_LAYER)[0]}.{part.parameter}"
