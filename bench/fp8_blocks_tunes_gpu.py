@@ -6,7 +6,7 @@ Of Qwen3-Next-80B-A3B's sizes: the experts of a layer by the number of tokens, w
 choose independently, and the dense products of a layer. The fastest tilings beside those
 of the tables (kernels/experts_tunes.py, kernels/quantized_tunes.py), in microseconds, in
 CUDA graphs over copies of the weights; and the floor, the bytes of weights at 4.26 TB/s.
-`--device cpu` tries the script.
+`--device cpu` tries the part of experts; the dense products need a GPU.
 """
 
 import argparse
@@ -216,8 +216,7 @@ def measure_dense(args: argparse.Namespace) -> dict[str, Any]:
     """The dense products of a layer."""
     results = dict[str, Any]()
     for (name, (inputs, outputs)), tokens in combinations(DENSE.items(), args.dense):
-        copies = 1 if args.device == "cpu" else DENSE_COPIES
-        leaves = [leaf(args.device, outputs, inputs) for _ in range(copies)]
+        leaves = [leaf(args.device, outputs, inputs) for _ in range(DENSE_COPIES)]
         x = torch.randn(tokens, inputs, device=args.device, dtype=torch.bfloat16)
         before = linear_tune_of(x, leaves[0])
         cases: dict[Any, list[Call]] = {
@@ -239,8 +238,10 @@ def report(name: str, figures: dict[str, Any]) -> None:
 
 def measure(args: argparse.Namespace) -> dict[str, Any] | None:
     """Measure experts, then dense products."""
-    results = {"experts": measure_experts(args), "dense": measure_dense(args)}
-    return None if args.device == "cpu" else results
+    experts = measure_experts(args)
+    if args.device == "cpu":
+        return None
+    return {"experts": experts, "dense": measure_dense(args)}
 
 
 if __name__ == "__main__":

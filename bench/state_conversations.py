@@ -46,6 +46,15 @@ OPTIONS: Final = {
     "--start": {"type": Path, "help": "wait for this file before asking"},
     "--tiny": {"action": "store_true"},
 }
+# With --tiny: a load that a CPU takes in seconds.
+TINY: Final = {
+    "conversations": 4,
+    "turns": 3,
+    "first": 40,
+    "more": 20,
+    "answer": 8,
+    "think": 0.01,
+}
 
 
 @define
@@ -154,6 +163,8 @@ async def run_conversations(args: argparse.Namespace) -> dict[str, Any]:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Have the conversations with one engine."""
+    if args.tiny:
+        vars(args).update(TINY)
     return {args.engine: asyncio.run(run_conversations(args))}
 
 
