@@ -103,8 +103,8 @@ HELP: Final[Mapping[str, str]] = {
     ),
     "adapter_requests": (
         "Requests that have ended, by the name of their adapter. Those of adapters "
-        "beyond the first 64 of an API server are counted together, and adapters with the "
-        "same content under one of their names."
+        "beyond the first 64 of an API server are counted together, and adapters with "
+        "the same content under one of their names."
     ),
     "adapter_generation_tokens": (
         "Tokens that were written for these requests, by the name of their adapter."
