@@ -38,7 +38,7 @@ from minfer.effects.models.architecture.moe import MoEWeights
 from minfer.effects.models.architecture.weights import Weights
 from minfer.effects.models.checkpoint import checkpoint
 from minfer.effects.models.draft_heads import head_files
-from minfer.effects.models.draft_heads.head_weights import HeadWeights
+from minfer.effects.models.draft_heads.head_weights import DraftHeadWeights
 
 INPUTS, OUTPUTS = 512, 256  # tokens of a request
 TINY_INPUTS, TINY_OUTPUTS = 24, 16
@@ -124,7 +124,7 @@ def spreading() -> Iterator[None]:
         draw(weights)
         return weights
 
-    def drawn_head(*args: Any) -> HeadWeights:
+    def drawn_head(*args: Any) -> DraftHeadWeights:
         weights = random_head(*args)
         feed = weights.layer.feed_forward
         if isinstance(feed, MoEWeights):

@@ -6,7 +6,7 @@ Of Qwen3-Next-80B-A3B's sizes: the experts of a layer by the number of tokens, w
 choose independently, and the dense products of a layer. The fastest tilings beside those
 of the tables (kernels/experts_tunes.py, kernels/quantized_tunes.py), in microseconds, in
 CUDA graphs over copies of the weights; and the floor, the bytes of weights at 4.26 TB/s.
-`--device cpu` tries the script.
+`--device cpu` tries the part of experts; the dense products need a GPU.
 """
 
 import argparse
@@ -157,7 +157,7 @@ def linear_tunes(tokens: int) -> Iterator[LinearTune]:
             yield LinearTune(rows, columns, depth, splits, warps, stages, swapped)
 
 
-def timed(
+def time_tilings(
     cases: dict[Any, list[Call]], before: Any, device: str
 ) -> dict[str, float | str]:
     """Returns the fastest tilings with their us, and `before`. Those that a GPU has no
@@ -167,7 +167,7 @@ def timed(
         for calls in [*cases.values()][:1]:
             calls[0]()
         return {}
-    compile_launches(lambda: first_of(cases.values()), lambda _: None)
+    compile_launches(lambda: launch_each(cases.values()), lambda _: None)
     times = dict[Any, float]()
     for tune, calls in cases.items():
         try:
@@ -178,7 +178,7 @@ def timed(
     return {f"{tune}": times[tune] for tune in [*best, before] if tune in times}
 
 
-def first_of(cases: Iterable[list[Call]]) -> None:
+def launch_each(cases: Iterable[list[Call]]) -> None:
     """Launch each tiling once."""
     for calls in cases:
         try:
@@ -187,7 +187,7 @@ def first_of(cases: Iterable[list[Call]]) -> None:
             continue
 
 
-def of_experts(args: argparse.Namespace) -> dict[str, Any]:
+def measure_experts(args: argparse.Namespace) -> dict[str, Any]:
     """The experts of a layer, by the number of tokens."""
     count, top_k, hidden, inter = EXPERTS, TOP_K, HIDDEN, INTER
     if args.device == "cpu":
@@ -206,25 +206,24 @@ def of_experts(args: argparse.Namespace) -> dict[str, Any]:
         few = isinstance(before, FewTokensTune)
         tunes = few_tunes() if few else grouped_tunes(tokens * top_k / count)
         cases = {tune: case.calls(tune) for tune in (before, *tunes)}
-        figures = timed(cases, before, args.device)
+        figures = time_tilings(cases, before, args.device)
         results[f"{tokens} tokens"] = {"floor, us": case.floor(), **figures}
         report(f"experts, {tokens} tokens", results[f"{tokens} tokens"])
     return results
 
 
-def of_dense(args: argparse.Namespace) -> dict[str, Any]:
+def measure_dense(args: argparse.Namespace) -> dict[str, Any]:
     """The dense products of a layer."""
     results = dict[str, Any]()
     for (name, (inputs, outputs)), tokens in combinations(DENSE.items(), args.dense):
-        copies = 1 if args.device == "cpu" else DENSE_COPIES
-        leaves = [leaf(args.device, outputs, inputs) for _ in range(copies)]
+        leaves = [leaf(args.device, outputs, inputs) for _ in range(DENSE_COPIES)]
         x = torch.randn(tokens, inputs, device=args.device, dtype=torch.bfloat16)
         before = linear_tune_of(x, leaves[0])
         cases: dict[Any, list[Call]] = {
             tune: [partial(quantized_linear.linear, x, each, tune) for each in leaves]
             for tune in (before, *linear_tunes(tokens))
         }
-        figures = timed(cases, before, args.device)
+        figures = time_tilings(cases, before, args.device)
         floor = inputs * outputs / BYTES_PER_US
         results[f"{name}, {tokens} tokens"] = {"floor, us": floor, **figures}
         report(f"{name}, {tokens} tokens", results[f"{name}, {tokens} tokens"])
@@ -239,8 +238,10 @@ def report(name: str, figures: dict[str, Any]) -> None:
 
 def measure(args: argparse.Namespace) -> dict[str, Any] | None:
     """Measure experts, then dense products."""
-    results = {"experts": of_experts(args), "dense": of_dense(args)}
-    return None if args.device == "cpu" else results
+    experts = measure_experts(args)
+    if args.device == "cpu":
+        return None
+    return {"experts": experts, "dense": measure_dense(args)}
 
 
 if __name__ == "__main__":

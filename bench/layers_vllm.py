@@ -92,7 +92,7 @@ class Model:
 
 
 def memory_settings(cache: float) -> dict[str, Any]:
-    """Returns vLLM's settings for a cache of so many GB; 0: of what is free."""
+    """Returns vLLM's settings for a `cache` in GB; 0: of what is free."""
     if not cache:
         return {"gpu_memory_utilization": 0.88}
     return {"kv_cache_memory_bytes": int(cache * 1e9), "gpu_memory_utilization": 0.05}

@@ -89,7 +89,7 @@ class Cell:
         return f"{self.rows} rows, rank {self.rank}, {self.way}"
 
 
-class Adapters:
+class RandomAdapters:
     """Random adapters of an engine, which take no time to load."""
 
     def __init__(self, llm: LLM, rank: int) -> None:
@@ -156,7 +156,9 @@ def open_engine(lab: Lab, args: argparse.Namespace, rank: int) -> LLM:
 # --- parts ------------------------------------------------------------------------------
 
 
-def decode(adapters: Adapters, cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
+def decode(
+    adapters: RandomAdapters, cell: Cell, args: argparse.Namespace
+) -> dict[str, Any]:
     """ms of a decode step."""
     executor, runner = adapters.executor, adapters.executor.runner
     shape = StepShape(decode_rows=cell.rows, draws=cell.rows, adapters=cell.way != "none")
@@ -182,7 +184,7 @@ def decode(adapters: Adapters, cell: Cell, args: argparse.Namespace) -> dict[str
     return {"ms": spread(times)}
 
 
-def _set_rows(adapters: Adapters, cell: Cell, context: int) -> None:
+def _set_rows(adapters: RandomAdapters, cell: Cell, context: int) -> None:
     """Set decode rows at a context, each with pages of its own and its adapter's slot."""
     rows, config = adapters.executor.runner.rows, adapters.executor.runner.config
     count = cell.rows
@@ -202,7 +204,7 @@ def _set_rows(adapters: Adapters, cell: Cell, context: int) -> None:
 
 
 def end_to_end(
-    adapters: Adapters, cell: Cell, lab: Lab, args: argparse.Namespace
+    adapters: RandomAdapters, cell: Cell, lab: Lab, args: argparse.Namespace
 ) -> dict[str, Any]:
     """Output tokens a second."""
     llm: Any = adapters.llm
@@ -225,7 +227,7 @@ def end_to_end(
     return {"tok/s": spread(rates)}
 
 
-def cold(adapters: Adapters, lab: Lab, args: argparse.Namespace) -> dict[str, Any]:
+def cold(adapters: RandomAdapters, lab: Lab, args: argparse.Namespace) -> dict[str, Any]:
     """ms to a first token with an adapter on the device, and in host memory alone; and of
     a copy.
     """
@@ -339,7 +341,10 @@ def _suits(tune: LoraTune, rows: int, rank: int) -> bool:
 
 
 def with_floor(
-    figures: dict[str, Any], adapters: Adapters, cell: Cell, args: argparse.Namespace
+    figures: dict[str, Any],
+    adapters: RandomAdapters,
+    cell: Cell,
+    args: argparse.Namespace,
 ) -> dict[str, Any]:
     """Add the ms of a decode step's bytes: weights and adapters, without KV."""
     spec = adapters.executor.runner.spec
@@ -377,7 +382,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         lab = Lab.for_shape(folder, "tiny" if args.shape in LAYER_SHAPES else args.shape)
         for rank in args.ranks if parts else ():
-            adapters = Adapters(open_engine(lab, args, rank), rank)
+            adapters = RandomAdapters(open_engine(lab, args, rank), rank)
             for cell, part in itertools.product(cells, ("decode", "end_to_end")):
                 if cell.rank != rank or part not in parts or is_there(part, cell.name):
                     continue

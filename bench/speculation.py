@@ -37,10 +37,10 @@ from bench.results import run, show
 from bench.speculation_rules import by_rejection
 from minfer import LLM, RequestOutput, SamplingParams
 from minfer.analysis.drafts import SampleDrafts, sample_drafts, tally_of, valid_steps
+from minfer.effects.models.architecture.draft_head import EAGLE3
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.speculation_settings import (
     DRAFT_MODEL,
-    EAGLE3,
     SAME,
     STANDARD,
     WITHOUT_HEADS,

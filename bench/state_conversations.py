@@ -46,6 +46,15 @@ OPTIONS: Final = {
     "--start": {"type": Path, "help": "wait for this file before asking"},
     "--tiny": {"action": "store_true"},
 }
+# With --tiny: a load that a CPU takes in seconds.
+TINY: Final = {
+    "conversations": 4,
+    "turns": 3,
+    "first": 40,
+    "more": 20,
+    "answer": 8,
+    "think": 0.01,
+}
 
 
 @define
@@ -108,7 +117,7 @@ class Load:
         }
 
 
-def opened(args: argparse.Namespace, folder: str) -> Any:
+def open_engine(args: argparse.Namespace, folder: str) -> Any:
     """Returns the engine with a pool of the size that was asked for."""
     tokens = args.first + (args.turns - 1) * args.more + args.turns * args.answer
     settings: dict[str, Any] = {
@@ -135,13 +144,13 @@ def opened(args: argparse.Namespace, folder: str) -> Any:
     return AsyncLLM(**settings)
 
 
-async def conversing(args: argparse.Namespace) -> dict[str, Any]:
+async def run_conversations(args: argparse.Namespace) -> dict[str, Any]:
     """Open the engine, warm it up, and have the conversations."""
     with tempfile.TemporaryDirectory() as folder:
         config = {**SHAPES[MODEL], **COMMON}
         used = tiny(config) if args.tiny else config
         (Path(folder) / "config.json").write_text(json.dumps(used))
-        engine = opened(args, folder)
+        engine = open_engine(args, folder)
     warm = argparse.Namespace(**{**vars(args), "seed": "warm", "think": 0.01, "turns": 2})
     await Load(warm, engine).all()
     print("warm", flush=True)
@@ -154,7 +163,9 @@ async def conversing(args: argparse.Namespace) -> dict[str, Any]:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Have the conversations with one engine."""
-    return {args.engine: asyncio.run(conversing(args))}
+    if args.tiny:
+        vars(args).update(TINY)
+    return {args.engine: asyncio.run(run_conversations(args))}
 
 
 if __name__ == "__main__":

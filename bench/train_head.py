@@ -2,9 +2,9 @@
 
     python -m bench.train_head FOLDER --steps 300
 
-The head reads the streams before layers 2, L // 2 and L - 3 (Li et al. 2025). It learns
-the target's own distribution, in a few places at once: further ones get the head's own
-state, as when it drafts. Held-out files are not read.
+The head reads the residual streams before layers 2, L // 2 and L - 3 (Li et al. 2025).
+It learns the target's own distribution, for chains of `PLACES` drafts: the first is made
+from the target's states, each other from the head's own. Held-out files are not read.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from minfer.effects.text.tokenizer import Tokenizer
 
 LENGTH: Final = 192  # tokens of a row
 RATE: Final = 2e-3
-PLACES: Final = 3  # of a chain that is trained
+PLACES: Final = 3  # drafts of a chain
 VOCAB: Final = 2048  # tokens that the head knows
 Places = list[tuple[Tensor, Tensor]]
 
@@ -48,8 +48,8 @@ class Eagle3(nn.Module):
         self.rotary = llama.LlamaRotaryEmbedding(config)
 
     def layer(self, states: Tensor, embeds: Tensor, places: Places) -> Tensor:
-        """Returns the head's states [rows, tokens, hidden] of the next place, given those
-        before each token, and keys and values of the `places` before.
+        """Returns the head's states [rows, tokens, hidden] of a chain's next place, from
+        the states before each token and from keys and values of the `places` before.
         """
         layer: Any = self.midlayer
         pair = layer.input_layernorm(embeds), layer.hidden_norm(states)
@@ -81,8 +81,8 @@ def delayed(states: Tensor) -> Tensor:
 
 
 def _attend(query: Tensor, places: Places) -> Tensor:
-    """A token of the last place reads keys of the first place, of the target's states, up
-    to as many tokens before it as there are places after the first; then one of each.
+    """Returns the attention of the last place's queries: over the first place's keys, of
+    as many tokens less as there are later places, and over one key of each later place.
     """
     last, count = len(places) - 1, query.shape[2]
     own = [torch.ones(count - before).diag(-before) for before in reversed(range(last))]

@@ -10,7 +10,7 @@ of their combinations, before it is needed (dummy_steps.py).
 
 from typing import Final, NamedTuple
 
-SINGLE_ROWS: Final = 8  # up to so many rows, each has programs of its own
+SINGLE_ROWS: Final = 8  # up to as many rows, each has programs of its own
 TILE_ELEMENTS: Final = 8192  # of A or B that a program loads at once
 MIN_SIZE, MAX_SINGLE_SIZE, MAX_TILED_SIZE = 32, 512, 128  # of a pass, and of columns
 
@@ -26,28 +26,28 @@ class LoraTune(NamedTuple):
     stages: int
 
 
-class Rows(NamedTuple):
+class RowsEntry(NamedTuple):
     """What depends on the number of rows."""
 
-    most: float
+    max_rows: float
     tile: int
     splits: int
 
 
-ROWS: Final = (
-    Rows(SINGLE_ROWS, 1, 16),
-    Rows(64, 16, 8),
-    Rows(512, 16, 4),
-    Rows(float("inf"), 64, 1),
+ROWS_TABLE: Final = (
+    RowsEntry(SINGLE_ROWS, 1, 16),
+    RowsEntry(64, 16, 8),
+    RowsEntry(512, 16, 4),
+    RowsEntry(float("inf"), 64, 1),
 )
-BOUNDS: Final = frozenset(int(entry.most) for entry in ROWS[:-1])
+BOUNDS: Final = frozenset(int(entry.max_rows) for entry in ROWS_TABLE[:-1])
 
 
 def tune_of(rows: int, inputs: int, lanes: int) -> LoraTune:
     """Returns the constants for `rows` of a matrix with `inputs`; `lanes` is the rank
     that slots have room for, as a power of two.
     """
-    entry = next(entry for entry in ROWS if rows <= entry.most)
+    entry = next(entry for entry in ROWS_TABLE if rows <= entry.max_rows)
     largest = MAX_SINGLE_SIZE if entry.tile == 1 else MAX_TILED_SIZE
     size = max(MIN_SIZE, min(largest, TILE_ELEMENTS // lanes))
     splits = min(entry.splits, -(-inputs // size))

@@ -19,6 +19,9 @@ if TYPE_CHECKING:  # not loaded by code that only plans
     import numpy as np
     from numpy.typing import NDArray
 
+# Called at the end of an adapter's load.
+ReportLoad = Callable[[AdapterLoaded | AdapterFailed], None]
+
 
 class ExecutorError(RuntimeError):
     """A step could not be executed: its result is `Failed`, the engine discards it and
@@ -109,11 +112,7 @@ class AdapterExecutor(Protocol):
         """Free the host memory of an adapter; what is in a slot stays."""
         ...
 
-    def load_adapter(
-        self,
-        command: LoadAdapter,
-        report: Callable[[AdapterLoaded | AdapterFailed], None],
-    ) -> None:
+    def load_adapter(self, command: LoadAdapter, report: ReportLoad) -> None:
         """Begin to copy an adapter from host memory to a slot; `report` is called at its
         end, from any thread.
         """

@@ -17,7 +17,7 @@ from itertools import islice
 import torch
 
 from minfer.blocks.keys import Keys
-from minfer.effects.execution.contract import ExecutorError
+from minfer.effects.execution.contract import ExecutorError, ReportLoad
 from minfer.effects.execution.device.backend import Cache
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.device.streams import is_gpu, on, release_cached_memory
@@ -40,7 +40,6 @@ from minfer.effects.execution.ranks.worker_group import RankError, WorkerGroup
 from minfer.effects.execution.running.adapter_loader import (
     AdapterLoader,
     AdapterRoom,
-    ReportLoad,
 )
 from minfer.effects.execution.running.background import Background
 from minfer.effects.execution.running.deferred_sampling import Bits, with_masks

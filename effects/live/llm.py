@@ -46,7 +46,7 @@ Priorities = int | Sequence[int] | None
 # Whether to show a progress bar, or a function that makes one, like tqdm.
 Progress = bool | Callable[..., Any]
 # For all prompts, or for each.
-Adapters = LoRARequest | Sequence[LoRARequest | None] | None
+LoraRequests = LoRARequest | Sequence[LoRARequest | None] | None
 Inbox = SimpleQueue[OutputProcessor]
 _CONTENT_FORMATS: Final = ("auto", "string", "openai")
 _log = logging.getLogger("minfer.llm")
@@ -73,7 +73,7 @@ class LLM(ServedModel):
         *,
         use_tqdm: Progress = True,
         priority: Priorities = None,
-        lora_request: Adapters = None,
+        lora_request: LoraRequests = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts; the outputs come in the order of the prompts.
@@ -101,7 +101,7 @@ class LLM(ServedModel):
         prompts: Prompts,
         params: BeamSearchParams | Sequence[BeamSearchParams],
         *,
-        lora_request: Adapters = None,
+        lora_request: LoraRequests = None,
         use_tqdm: Progress = True,
         priority: Priorities = None,
     ) -> list[BeamSearchOutput]:
@@ -121,7 +121,7 @@ class LLM(ServedModel):
         messages: "Conversations",
         sampling_params: Params | None = None,
         use_tqdm: Progress = True,
-        lora_request: Adapters = None,
+        lora_request: LoraRequests = None,
         *,
         priority: Priorities = None,
         chat_template: str | Path | None = None,
@@ -176,7 +176,7 @@ class LLM(ServedModel):
         sampling_params: Params | None = None,
         *,
         priority: Priorities = None,
-        lora_request: Adapters = None,
+        lora_request: LoraRequests = None,
     ) -> Generator[RequestOutput]:
         """Complete prompts, and yield new output of any of them as soon as it is there.
 
@@ -203,7 +203,7 @@ class LLM(ServedModel):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        lora_request: Adapters = None,
+        lora_request: LoraRequests = None,
     ) -> Generator[RequestOutput]:
         """Answer conversations like `chat`, and yield new output like `stream`."""
         options: ChatOptions = {
@@ -223,7 +223,7 @@ class LLM(ServedModel):
         *,
         use_tqdm: Progress = True,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        lora_request: Adapters = None,
+        lora_request: LoraRequests = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         pooling: str | None = None,
         normalize: bool | None = None,
@@ -277,7 +277,7 @@ class LLM(ServedModel):
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         use_tqdm: Progress = True,
-        lora_request: Adapters = None,
+        lora_request: LoraRequests = None,
         pooling_task: str | None = "embed",
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[EmbeddingRequestOutput]:
@@ -356,7 +356,7 @@ class LLM(ServedModel):
         priority: Priorities = None,
         template: str | None = None,
         streaming: bool = False,
-        adapters: Adapters = None,
+        adapters: LoraRequests = None,
     ) -> RequestBatch:
         from minfer.effects.text.chat_templates import conversations
 
@@ -378,7 +378,7 @@ class LLM(ServedModel):
         priority: Priorities,
         *,
         streaming: bool = False,
-        adapters: Adapters = None,
+        adapters: LoraRequests = None,
     ) -> RequestBatch:
         """Check everything, then make the requests: all of them or none."""
         if params is None:
@@ -395,7 +395,7 @@ class LLM(ServedModel):
         priority: Priorities,
         *,
         streaming: bool = False,
-        adapters: Adapters = None,
+        adapters: LoraRequests = None,
     ) -> RequestBatch:
         """Make the requests for prompts, with the parameters and adapters of each."""
         digests = self._digests(adapters, len(inputs))
@@ -421,7 +421,7 @@ class LLM(ServedModel):
             self.count += len(processors)
         return RequestBatch(processors, inbox)
 
-    def _digests(self, requests: Adapters, count: int) -> list[str]:
+    def _digests(self, requests: LoraRequests, count: int) -> list[str]:
         """Returns the digest of the adapter of each prompt, from one for all or one for
         each. Raises RequestError.
         """

@@ -9,20 +9,20 @@ from pathlib import Path
 
 from attrs import evolve, frozen
 
-from minfer.effects.models.architecture.draft_head import HeadSpec
+from minfer.effects.models.architecture.draft_head import MTP, HeadSpec
 from minfer.effects.models.architecture.gqa import GQA
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.draft_heads.head_files import read_head
 from minfer.effects.models.dtypes import INT8
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.folders import model_folder
-from minfer.effects.setup.speculation_settings import HEADS, MTP, SpeculativeConfig
+from minfer.effects.setup.speculation_settings import HEADS, SpeculativeConfig
 from minfer.values.checks import ConfigError
 
 
 @frozen
 class HeadCheckpoint:
-    """The draft head."""
+    """A draft head: its sizes, and where its weights are."""
 
     folder: Path  # of its weights: the target's own for MTP
     spec: HeadSpec

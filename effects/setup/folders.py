@@ -12,7 +12,7 @@ from minfer.values.checks import ConfigError
 _CHECKPOINT: Final = (
     "give the path of a Hugging Face checkpoint (config.json, safetensors, "
     "tokenizer.json) or of a GGUF file, or the checkpoint's name on the hub "
-    "(org/name), or leave it out for the bundled model"
+    "(org/name)"
 )
 
 

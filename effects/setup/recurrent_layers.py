@@ -12,8 +12,8 @@ from minfer.records.speculation import DEVICE, Speculation
 from minfer.records.state_keeping import StateKeeping
 from minfer.values.checks import ConfigError
 
-# Of states that are saved in decode beside a draft model: 4 tokens of 256 have no drafts
-# with two steps in flight.
+# Of states that are saved in decode beside drafts of the device: 4 tokens of 256 have no
+# drafts with two steps in flight.
 DRAFTED_STRIDE_TOKENS: Final = 256
 
 
@@ -39,8 +39,8 @@ def state_keeping(
     caches_prefixes: bool = True,
 ) -> StateKeeping:
     """Returns which states are kept: without a prefix cache only those that samples of
-    one request share. With a draft model the last few tokens before a state is saved in
-    decode have no drafts, so that happens less often.
+    one request share. With a draft model or head the last few tokens before a state is
+    saved in decode have no drafts, so that happens less often.
     """
     if spec.has_states and not caches_prefixes:
         return StateKeeping(stride_blocks=0, decode_stride_blocks=0, every_prompt=False)

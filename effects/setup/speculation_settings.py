@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from attrs import Attribute, field, fields, frozen
 
+from minfer.effects.models.architecture.draft_head import EAGLE3, MTP
 from minfer.effects.setup.nearest import check_keys
 from minfer.records.speculation import (
     DEVICE,
@@ -36,8 +37,6 @@ from minfer.values.checks import ConfigError, number
 NGRAM: Final = "ngram"
 SUFFIX: Final = "suffix"
 DRAFT_MODEL: Final = "draft_model"
-MTP: Final = "mtp"
-EAGLE3: Final = "eagle3"
 LOOKUPS: Final = (NGRAM, SUFFIX)
 HEADS: Final = (MTP, EAGLE3)
 WITHOUT_HEADS: Final = (*LOOKUPS, DRAFT_MODEL)
@@ -73,7 +72,7 @@ def _method(_: object, __: "Attribute[str]", value: Any) -> None:
     methods = ", ".join(METHODS)
     if value in _UNSUPPORTED_METHODS:
         raise ConfigError(
-            f"{_SETTING}: method {value!r} is not here yet; there are {methods}"
+            f"{_SETTING}: method {value!r} is not supported; choose one of {methods}"
         )
     raise ConfigError(f"{_SETTING}: method must be one of {methods}, not {value!r:.80}")
 

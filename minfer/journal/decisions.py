@@ -36,7 +36,7 @@ from minfer.records.state import EngineState, Transition
 Facts = dict[str, Any]
 # Fields of reasons, by their names in journals, that quote errors, which decide nothing,
 # or that have other values in redacted journals.
-_OTHER_FIELDS: Final = {
+_UNCOMPARED_FIELDS: Final = {
     "Discarded": ("error",),
     "Ignored": ("detail",),
     "PolicyOverride": ("error", "line"),
@@ -104,10 +104,8 @@ def _reason(reason: Any) -> list[Any]:
 @cache
 def _columns(kind: Any) -> tuple[Field, ...]:
     """The fields of a reason that are facts."""
-    error_fields = _OTHER_FIELDS.get(name_of(kind), ())
-    return tuple(
-        field for field in fields_of(kind) if field.wire_name not in error_fields
-    )
+    left_out = _UNCOMPARED_FIELDS.get(name_of(kind), ())
+    return tuple(field for field in fields_of(kind) if field.wire_name not in left_out)
 
 
 def columns_of(kind: Any) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ def _end_waiting(
     adapters = state.adapters.with_slot(index, AdapterSlot())
     message = f"{LOAD_FAILED}: {error}"
     leavers = [
-        EndingSample(seq, len(seq.history), Cause.UNLOADED, "error", message)
+        EndingSample(seq, len(seq.history), Cause.ADAPTER_FAILED, "error", message)
         for seq in state.waiting
         if seq.request.adapter == event.adapter
     ]

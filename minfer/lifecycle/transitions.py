@@ -50,7 +50,7 @@ class Cause(StrEnum):
     COMPLETED = "Executed (stop or length)"
     RESTARTED = "Failed"
     FAILED = "Failed too often"
-    UNLOADED = "AdapterFailed"
+    ADAPTER_FAILED = "AdapterFailed"
     PREEMPTED = "Preempted"
     CANCELLED = "Cancel"
     FINISHED = "Finish"
@@ -63,7 +63,7 @@ TRANSITIONS: Final[dict[tuple[Stage, Cause], Stage]] = {
     (Stage.WAITING, Cause.ADMITTED): Stage.RUNNING,
     (Stage.WAITING, Cause.CANCELLED): Stage.ENDED,
     (Stage.WAITING, Cause.FINISHED): Stage.ENDED,
-    (Stage.WAITING, Cause.UNLOADED): Stage.ENDED,
+    (Stage.WAITING, Cause.ADAPTER_FAILED): Stage.ENDED,
     (Stage.RUNNING, Cause.ADVANCED): Stage.RUNNING,
     (Stage.RUNNING, Cause.RESTARTED): Stage.RUNNING,
     (Stage.RUNNING, Cause.PREEMPTED): Stage.PREEMPTED,
@@ -74,7 +74,7 @@ TRANSITIONS: Final[dict[tuple[Stage, Cause], Stage]] = {
     (Stage.PREEMPTED, Cause.ADMITTED): Stage.RUNNING,
     (Stage.PREEMPTED, Cause.CANCELLED): Stage.ENDED,
     (Stage.PREEMPTED, Cause.FINISHED): Stage.ENDED,
-    (Stage.PREEMPTED, Cause.UNLOADED): Stage.ENDED,
+    (Stage.PREEMPTED, Cause.ADAPTER_FAILED): Stage.ENDED,
     (Stage.FENCED, Cause.RELEASED): Stage.ENDED,
 }
 

@@ -148,7 +148,7 @@ def _drafts(builder: StepBuilder, run_ids: tuple[int, ...]) -> tuple[Draft, ...]
 
 @lru_cache(maxsize=64)
 def _drafts_of_device(count: int) -> tuple[Draft, ...]:
-    """Drafts of the executor's draft model for each of `count` rows."""
+    """Drafts of the executor's drafter for each of `count` rows."""
     return tuple(map(Draft, range(count)))
 
 

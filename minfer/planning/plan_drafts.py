@@ -7,16 +7,16 @@ acceptance and the cost of verifying; the policy bounds them. A device takes as 
 inputs of each row with drafts as the deepest of them has, and that number must fit into
 the budget.
 
-A draft model makes its drafts on the device, and steps are planned ahead as without: the
-plan need not know how many drafts of the step before were accepted. Drafts of the host
-must be in the plan, after known tokens. So a step with drafts of the host is planned when
-nothing is in flight, and the next one only after its results: not of other rows either,
-as those would then keep the drafting rows out of every second step. That cost is one of
-those by which the number of drafts is decided.
+A draft model or head makes its drafts on the device, and steps are planned ahead as
+without: the plan need not know how many drafts of the step before were accepted. Drafts
+of the host must be in the plan, after known tokens. So a step with drafts of the host is
+planned when nothing is in flight, and the next one only after its results: not of other
+rows either, as those would then keep the drafting rows out of every second step. That
+cost is one of those by which the number of drafts is decided.
 
 A row that needs a mask from the host, for example under a grammar, may have the host's
 drafts in a plan, as all tokens before them are known. The engine's own host proposes none
-for such rows (`minfer.records.plan`). For a draft model's drafts it could make no masks.
+for such rows (`minfer.records.plan`). For drafts of the device it could make no masks.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -149,7 +149,7 @@ def _drafters(builder: StepBuilder, spec_config: Speculation) -> Drafters:
 def _candidates(
     config: EngineConfig, spec_config: Speculation, state: EngineState
 ) -> Drafters:
-    """The running samples that could have drafts of a draft model."""
+    """The running samples that could have drafts of the device."""
     run = state.running
     left: Iterable[int] = map(
         sub, map(sub, run.last_index, run.scheduled), ones(len(run))

@@ -42,7 +42,8 @@ class StepBuilder:
     newcomers: list[Admission] = field(factory=list)
     admitted: dict[str, int] = field(factory=dict)  # newcomers by client
     max_sampled_tokens: tuple[int, ...] | None = None  # by row; None: one
-    # Generation with drafts -> those from the host; none: the draft model makes them.
+    # Generation with drafts -> those from the host; none: the executor's drafter
+    # makes them.
     drafts: dict[int, tuple[int, ...]] = field(factory=dict)
     copies: tuple[Copy, ...] = ()  # of kept states
     reasons: list[Reason] = field(factory=list)

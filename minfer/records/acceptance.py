@@ -85,10 +85,10 @@ class Costs:
 
     # A forward of the target with at most this many inputs, and its seconds; both rising.
     verify: Table
-    draft: float = _setting(0.0)  # a forward of the draft model, for one row
+    draft: float = _setting(0.0)  # a forward of the drafter, for one row
     # The cost of any drafts from the host, which prevent planning ahead.
     fixed: float = _setting(0.0)
-    # The seconds by which a forward of the draft model takes longer for at most this
+    # The seconds by which a forward of the drafter takes longer for at most this
     # many rows; both rising. The last entry is used for more rows, too.
     draft_more: Table = ()
     # The cost of drafts beside prefill tokens, if they take a forward of their own.
@@ -117,7 +117,7 @@ class Costs:
         return verified + depth * self.drafted(rows) + fixed
 
     def drafted(self, rows: int) -> float:
-        """The time of a forward of the draft model for `rows` rows."""
+        """The time of a forward of the drafter for `rows` rows."""
         if not self.draft_more:
             return self.draft
         index = bisect_left(self.draft_more, (rows, 0.0))

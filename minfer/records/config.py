@@ -205,8 +205,8 @@ class EngineConfig:
         spec_config = self.speculation
         if several and spec_config is not None and spec_config.drafter == DEVICE:
             raise ConfigError(
-                "speculation: a draft model cannot draft for a model whose layers are of "
-                "several cache groups; use lookups or none"
+                "speculation: a draft model or head cannot draft for a model whose "
+                "layers are of several cache groups; use lookups or none"
             )
         object.__setattr__(self, "by_chunk", any(windows))
         object.__setattr__(self, "block_groups", block_groups)

@@ -133,7 +133,7 @@ class Draft:
     """Tokens that are expected to follow a row's last one, to be verified."""
 
     index: int  # in the plan's columns
-    tokens: tuple[int, ...] = ()  # none: the executor's draft model makes them
+    tokens: tuple[int, ...] = ()  # none: the executor's drafter makes them
 
 
 @frozen

@@ -158,7 +158,7 @@ class Request:
         for param, tokens in (("prompt", self.prompt), ("output", self.output)):
             try:
                 array("I", tokens)
-                # Of the tuple: that of the array would make an object of each entry.
+                # The tuple has its ints already; the array would make each of them anew.
                 largest = max(largest, int(max(tokens, default=-1)))
             except (TypeError, OverflowError):
                 raise ParameterError(param, reason) from None

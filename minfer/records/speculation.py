@@ -12,8 +12,8 @@ SAME_NOISE: Final = "same noise"  # the tokens that the target samples anyway (a
 REJECTION: Final = "rejection"  # by a coin that keeps the distribution (rejection.py)
 RULES: Final = (SAME_NOISE, REJECTION)
 # Where drafts are made.
-HOST: Final = "host"  # a proposer, by the event `Propose`
-DEVICE: Final = "device"  # the executor, by a draft model
+HOST: Final = "host"  # a proposer, which sends the event `Propose`
+DEVICE: Final = "device"  # the executor's drafter: a draft model or a draft head
 DRAFTERS: Final = (HOST, DEVICE)
 MOST_DRAFTS: Final = 64  # of a row in a step
 

@@ -117,8 +117,8 @@ class CostModel:
         return forward + rows + prefill
 
     def decode_seconds(self, rows: int, read_positions: int) -> float:
-        """The device's time for a step of decode rows without drafts, which read so many
-        positions together.
+        """The device's time for a step of decode rows without drafts, which read
+        `read_positions` of the KV cache together.
         """
         [seconds] = self.decode_times(rows, read_positions, 1)
         return seconds

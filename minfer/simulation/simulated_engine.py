@@ -74,8 +74,8 @@ class _SimulatedDevice:
         self, due: float, until: float, step_seconds: list[float]
     ) -> tuple[list[float], float]:
         """Take turns of a steady decode: the first is due at `due`, each launches a step
-        that takes so many seconds, and all are due before `until`. Returns their times,
-        and when the next one is due.
+        that takes the next of `step_seconds`, and all are due before `until`. Returns
+        their times, and when the next one is due.
         """
         flights, host, done = self.flights, self.cost.host, self.done
         overlaps, times = self.cost.overlaps, list[float]()
@@ -301,8 +301,8 @@ class SimulatedEngine:
         self, rows: int, positions: int, until: float, max_turns: int
     ) -> list[float]:
         """The times of the next turns, all of a steady decode and before `until`, of
-        which the first plans a step of `rows` rows that reads so many positions; the host
-        and the device go on from the last.
+        which the first plans a step of `rows` rows that reads `positions` of the KV
+        cache; the host and the device go on from the last.
         """
         due = self._collects
         if max_turns < 1 or due is None or due >= until:

@@ -7,7 +7,8 @@ are accepted. A row then yields the accepted drafts and one token more, the targ
 at least as many as without drafts (Leviathan et al. 2023, Chen et al. 2023).
 
     proposing         proposer.py, the protocol; lookup.py, the continuation of an earlier
-                      match (n-gram lookup); a draft model proposes on the device
+                      match (n-gram lookup); draft models and heads propose on the
+                      device (effects/execution/running/drafter.py)
     acceptance        accept.py, the default: the tokens that the target samples anyway;
                       rejection.py, which keeps the distribution and not the tokens
     number of drafts  length.py: the most profitable, from recent acceptance and the

@@ -11,10 +11,10 @@ first rejected draft ends the row's step, with the right token in its place. Pen
 count accepted tokens like all others, and the mask of a place is the one that a grammar
 allows after the drafts before it.
 
-A draft model that samples should use the same noise: if its distribution is close to the
-target's, so are its samples. With total variation TV between the two, at least (1 - TV) /
-(1 + TV) of its drafts are accepted, where 1 - TV is the most that any rule could accept
-(Daliri et al. 2024).
+A draft model or head that samples should use the same noise: if its distribution is
+close to the target's, so are its samples. With total variation TV between the two, at
+least (1 - TV) / (1 + TV) of its drafts are accepted, where 1 - TV is the most that any
+rule could accept (Daliri et al. 2024).
 """
 
 import math

@@ -310,5 +310,5 @@ def close_lost(
 ) -> AdapterLost:
     """Close the accounts of samples whose adapter could not be loaded."""
     for account in accounts:
-        books.close(account, Cause.UNLOADED)
+        books.close(account, Cause.ADAPTER_FAILED)
     return AdapterLost(event.adapter, event.slot, "", len(accounts))

@@ -26,15 +26,11 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from bench.results import run, show
+from minfer.effects.models.architecture.draft_head import EAGLE3, MTP
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.checkpoint.checkpoint import load_weights
 from minfer.effects.models.checkpoint.random_weights import random_weights
-from minfer.effects.models.draft_heads.head_files import (
-    EAGLE3,
-    MTP,
-    load_head,
-    read_head,
-)
+from minfer.effects.models.draft_heads.head_files import load_head, read_head
 from tests.effects.models.draft_heads.drafting_heads import HeadRun
 from tests.effects.tiny_families import SIZES, VARIANTS, config_of
 from tests.effects.tiny_heads import NAMES, TheirMtp, run_layer, save_with_mtp

@@ -96,7 +96,7 @@ def _memory(llm: LLM, executor: TorchExecutor) -> Memory:
     models: list[object] = [runner.step.model]
     caches = runner.cache.page_views()
     if isinstance(runner.drafter, DraftHead):
-        models.append(runner.drafter.head.weights)
+        models.append(runner.drafter.model.weights)
     if runner.draft_model is not None:
         models.append(runner.draft_model.model)
         caches += runner.draft_model.cache.page_views()

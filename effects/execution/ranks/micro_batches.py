@@ -29,12 +29,11 @@ from numpy.typing import NDArray
 from minfer.effects.execution.contract import (
     Executor,
     OtherRanks,
+    ReportLoad,
     adapter_executor,
     workers_of,
 )
 from minfer.records.messages import (
-    AdapterFailed,
-    AdapterLoaded,
     Executed,
     Failed,
     LoadAdapter,
@@ -222,11 +221,7 @@ class MicroBatchExecutor:
         """As `AdapterExecutor` says."""
         adapter_executor(self.inner).remove_adapter(digest)
 
-    def load_adapter(
-        self,
-        command: LoadAdapter,
-        report: Callable[[AdapterLoaded | AdapterFailed], None],
-    ) -> None:
+    def load_adapter(self, command: LoadAdapter, report: ReportLoad) -> None:
         """As `AdapterExecutor` says."""
         adapter_executor(self.inner).load_adapter(command, report)
 

@@ -26,7 +26,7 @@ from typing import Final
 
 from attrs import define, field
 
-from minfer.effects.execution.contract import ExecutorError
+from minfer.effects.execution.contract import ExecutorError, ReportLoad
 from minfer.effects.execution.ranks.items import Item, item_to
 from minfer.effects.execution.ranks.joining import (
     JOIN_SECONDS,
@@ -42,7 +42,6 @@ from minfer.effects.execution.ranks.rank_messages import (
     TransferEnded,
     read_from_rank,
 )
-from minfer.effects.execution.running.adapter_loader import ReportLoad
 from minfer.effects.execution.tiers.transfer_thread import ReportEnd
 from minfer.effects.models.adapters.peft_config import AdapterError
 from minfer.effects.net.child import Child, spawn_child
@@ -102,7 +101,7 @@ class Transfers:
     # By number: how many ranks are not done, the first loss, and what to call at the end.
     open: dict[int, "tuple[int, Lost | None, ReportEnd]"] = field(factory=dict)
     # Those of adapters are numbered from -2 down; others have numbers of the core's.
-    last_of_adapters: int = NO_TRANSFER
+    last_adapter_number: int = NO_TRANSFER
 
     def begin_reading(self) -> "tuple[int, SimpleQueue[Moved | Lost]]":
         """Note that the other ranks begin to read an adapter; returns the number of their
@@ -110,8 +109,8 @@ class Transfers:
         """
         ended: SimpleQueue[Moved | Lost] = SimpleQueue()
         with self.lock:
-            self.last_of_adapters -= 1
-            number = self.last_of_adapters
+            self.last_adapter_number -= 1
+            number = self.last_adapter_number
             self.open[number] = (self.ranks - 1, None, ended.put)
         return number, ended
 
@@ -129,8 +128,8 @@ class Transfers:
                 report(of_rank_0)
 
         with self.lock:
-            self.last_of_adapters -= 1
-            number = self.last_of_adapters
+            self.last_adapter_number -= 1
+            number = self.last_adapter_number
 
         def note_rank_0(end: AdapterLoaded | AdapterFailed) -> None:
             first.append(end)

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from attrs import evolve, frozen
 
+from minfer.effects.execution.contract import ReportLoad
 from minfer.effects.execution.device.streams import CAPTURE_LOCK, is_gpu, new_stream, on
 from minfer.effects.models.adapters.peft_config import AdapterError
 from minfer.effects.models.adapters.peft_files import read_adapter
@@ -26,7 +27,6 @@ from minfer.effects.models.architecture.weights import Weights
 from minfer.records.messages import AdapterFailed, AdapterLoaded, LoadAdapter
 from minfer.values.checks import ConfigError
 
-ReportLoad = Callable[[AdapterLoaded | AdapterFailed], None]
 _log = logging.getLogger("minfer.executor")
 
 

@@ -68,7 +68,7 @@ class DraftHead:
     """Drafts of a head for the rows of one device."""
 
     spec: ModelSpec  # the target's, with the head's layer
-    head: HeadModel
+    model: HeadModel
     cache: Cache  # the target's
     batch_builder: BatchBuilder
     routes: Routes
@@ -76,17 +76,17 @@ class DraftHead:
 
     @classmethod
     def open(
-        cls, head: HeadModel, cache: Cache, batch_builder: BatchBuilder
+        cls, model: HeadModel, cache: Cache, batch_builder: BatchBuilder
     ) -> "DraftHead":
         """Build beside the target's cache. Raises torch.OutOfMemoryError."""
-        spec, device = head.target, batch_builder.backend.device
+        spec, device = model.target, batch_builder.backend.device
         lines = batch_builder.rows.scratch + 1
         row_states = torch.zeros(
-            lines, head.head.hidden_size, dtype=torch_dtype(spec.dtype), device=device
+            lines, model.head.hidden_size, dtype=torch_dtype(spec.dtype), device=device
         )
         routes = batch_builder.backend.routes
         cached = spec.with_head_layer()
-        return cls(cached, head, cache, batch_builder, routes, row_states)
+        return cls(cached, model, cache, batch_builder, routes, row_states)
 
     @property
     def caches(self) -> tuple[Cache, ...]:
@@ -96,7 +96,7 @@ class DraftHead:
     @property
     def layers(self) -> tuple[int, ...]:
         """The target's layers whose input it reads."""
-        return self.head.head.hidden_layers
+        return self.model.head.hidden_layers
 
     def splits(self, shape: StepShape, context: int) -> tuple[int, ...]:
         """Returns the splits of contexts in steps of a shape."""
@@ -129,7 +129,7 @@ class DraftHead:
                 chunks=None,
                 splits=shape.draft_splits,
             )
-            hidden, logits = self.head.draft(batch, self.cache, hidden)
+            hidden, logits = self.model.draft(batch, self.cache, hidden)
             return logits
 
         device_rows = self.batch_builder.rows
@@ -143,8 +143,8 @@ class DraftHead:
         """
         if batch.layer_states is None or batch.layer_states.states is None:
             raise AssertionError("the target has noted no hidden states")
-        states = self.head.project(batch, self.cache, batch.layer_states.states)
-        self.head.store(
+        states = self.model.project(batch, self.cache, batch.layer_states.states)
+        self.model.store(
             batch, self.cache, self._states_before(shape, step, batch, states)
         )
         verified, decode_rows = shape.verified, step.decode_rows

@@ -18,7 +18,7 @@ from minfer.effects.models.draft_heads.head_step import (
     run_head,
     store_head,
 )
-from minfer.effects.models.draft_heads.head_weights import HeadWeights
+from minfer.effects.models.draft_heads.head_weights import DraftHeadWeights
 from minfer.effects.models.ranks import Communicator
 
 
@@ -26,7 +26,7 @@ from minfer.effects.models.ranks import Communicator
 class LoadedHead:
     """A loaded draft head; its sizes are `ModelSpec.draft_head` of its target."""
 
-    weights: HeadWeights
+    weights: DraftHeadWeights
 
 
 @frozen(eq=False)
@@ -36,7 +36,7 @@ class HeadModel:
     target: ModelSpec
     head: HeadSpec
     target_weights: Weights
-    weights: HeadWeights
+    weights: DraftHeadWeights
     ranks: Communicator
 
     def project(self, batch: Batch, cache: Cache, states: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class HeadModel:
 def head_model_of(
     spec: ModelSpec,
     weights: Weights | Model,
-    head_weights: HeadWeights,
+    head_weights: DraftHeadWeights,
     ranks: Communicator,
 ) -> HeadModel:
     """Returns the function that runs the head of a target. Raises TypeError for a target

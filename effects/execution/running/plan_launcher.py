@@ -65,7 +65,7 @@ def unsupported_request(plan: Plan, config: EngineConfig) -> str:
 
 
 def _unsupported_states(plan: Plan, pages: int) -> str:
-    """Returns what is wrong with a plan's states, of so many pages each, or nothing."""
+    """Returns what is wrong with a plan's states, of `pages` pages each, or nothing."""
     if not pages:
         return "this model has no recurrent layers to save" if plan.saves else ""
     if any(len(opened.tables[-1]) < pages for opened in plan.opens):

@@ -54,7 +54,7 @@ def drafts_by_place(
 ) -> list[PlaceDrafts | None]:
     """Returns the drafts of each place of a step, and None behind the last, for rows
     that have coins; without coins, None for all. `tokens` and `owners` [places,
-    verified] are those of the inputs, `proposals` those of a draft model.
+    verified] are those of the inputs, `proposals` those of a drafter.
     """
     places = len(tokens)
     if device_rows.coins is None:

@@ -22,7 +22,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.speculation import DEVICE, Speculation
 
 REPEATS: Final = 5
-# factor between two numbers of rows that a draft model is measured for
+# Factor between two numbers of rows that a drafter is measured for.
 ROWS_FACTOR: Final = 4
 MAX_DRAFTED_INPUTS: Final = 512  # inputs: there are no drafts in larger steps
 # Prefill tokens that are measured.
@@ -75,7 +75,7 @@ def token_seconds(dummy_runner: DummyRunner) -> float:
 def _draft_seconds(
     dummy_runner: DummyRunner, spec_config: Speculation, largest: int
 ) -> Iterator[tuple[int, float]]:
-    """Yields numbers of rows, from one on, and the seconds of a draft model's forward for
+    """Yields numbers of rows, from one on, and the seconds of a drafter's forward for
     them: the difference between steps with its drafts and steps with the host's.
     """
     max_seqs = dummy_runner.runner.config.max_num_seqs

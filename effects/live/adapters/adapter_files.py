@@ -16,10 +16,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from minfer.effects.models.adapters.peft_config import AdapterError
+from minfer.effects.models.adapters.peft_config import CONFIG_NAME, AdapterError
+from minfer.effects.models.adapters.peft_files import WEIGHTS_NAME
 
-CONFIG_NAME: Final = "adapter_config.json"
-WEIGHTS_NAME: Final = "adapter_model.safetensors"
 MAX_CONFIG_BYTES: Final = 2**20
 # Of the list of tensors: of 60 layers with 128 experts each, it has 7 MB.
 MAX_HEADER_BYTES: Final = 2**24

@@ -17,7 +17,7 @@ from typing import Final
 from minfer.effects.live.adapters.adapter_files import private_copy
 from minfer.effects.live.adapters.lora_request import LoRARequest
 from minfer.effects.live.adapters.registry import AdapterEntry, AdapterRegistry
-from minfer.effects.live.adapters.sources import Source, fetch, trusted_source
+from minfer.effects.live.adapters.sources import AdapterSource, fetch, trusted_source
 from minfer.effects.live.errors import RequestError
 from minfer.effects.models.adapters.peft_config import AdapterError
 from minfer.effects.models.adapters.peft_files import read_adapter
@@ -74,7 +74,7 @@ class ServedAdapters:
         return self.registry.find(name)
 
     def load(
-        self, name: str, source: Source, *, parent: str = "", replace: bool = False
+        self, name: str, source: AdapterSource, *, parent: str = "", replace: bool = False
     ) -> AdapterEntry:
         """Read an adapter, and give it a name. Raises AdapterError, which says where it
         comes from, but no path of this machine, and AdapterNameError if another one has

@@ -17,12 +17,9 @@ from typing import Final
 
 from attrs import field, frozen
 
-from minfer.effects.live.adapters.adapter_files import (
-    CONFIG_NAME,
-    WEIGHTS_NAME,
-    AdapterPathError,
-)
-from minfer.effects.models.adapters.peft_config import AdapterError
+from minfer.effects.live.adapters.adapter_files import AdapterPathError
+from minfer.effects.models.adapters.peft_config import CONFIG_NAME, AdapterError
+from minfer.effects.models.adapters.peft_files import WEIGHTS_NAME
 from minfer.effects.models.checkpoint.hub import HubError, is_id, snapshot
 from minfer.effects.setup.engine_args import MAX_ADAPTER_BYTES
 from minfer.effects.setup.lora_settings import AdapterNameError, check_name
@@ -31,7 +28,7 @@ _FILES: Final = (CONFIG_NAME, WEIGHTS_NAME)
 
 
 @frozen
-class Source:
+class AdapterSource:
     """Where the files of an adapter are to be read."""
 
     path: str  # a folder, or a name on the hub
@@ -56,7 +53,7 @@ class AdapterSources:
         """Whether a request may name an adapter that is not loaded yet."""
         return bool(self.folders or self.hub)
 
-    def of_name(self, name: str) -> Source | None:
+    def of_name(self, name: str) -> AdapterSource | None:
         """Returns the source of an adapter that a request names; None: there is none. It
         looks at the disk.
         """
@@ -65,45 +62,45 @@ class AdapterSources:
         except AdapterNameError:
             return None
         if (hub_name := self.hub.get(name)) is not None:
-            return Source(hub_name, hub_name, is_hub=True)
+            return AdapterSource(hub_name, hub_name, is_hub=True)
         for folder in self.folders:
             path = folder / name
             # OSError: as if there were none.
             with contextlib.suppress(OSError):
                 if (path / CONFIG_NAME).is_file():
-                    return Source(str(path), name, self.folders)
+                    return AdapterSource(str(path), name, self.folders)
         return None
 
-    def of_path(self, path: str) -> Source:
+    def of_path(self, path: str) -> AdapterSource:
         """Returns the source of an adapter that an administrator loads: a folder below
         the allowed ones, also by a path that begins there, or one of the hub's names of
         the list. Raises AdapterPathError.
         """
         if path in self.hub.values():
-            return Source(path, path, is_hub=True)
+            return AdapterSource(path, path, is_hub=True)
         for folder in self.folders:
             # ValueError, RuntimeError: no path, or links in a circle.
             with contextlib.suppress(OSError, ValueError, RuntimeError):
                 actual = (folder / path).resolve()
                 if actual != folder and actual.is_relative_to(folder):
                     origin = str(actual.relative_to(folder))
-                    return Source(str(actual), origin, self.folders)
+                    return AdapterSource(str(actual), origin, self.folders)
         raise AdapterPathError(
             f"lora_path {path!r:.200}: adapters are loaded from below the folders of "
             "--lora-folders, and from the names of --lora-hub; this is neither"
         )
 
 
-def trusted_source(path: str | Path) -> Source:
+def trusted_source(path: str | Path) -> AdapterSource:
     """Returns the source of an adapter that the program itself or the command line names:
     any folder, or any name on the hub.
     """
     text = str(path)
     is_hub = "/" in text and is_id(text) and not os.path.exists(text)
-    return Source(text, text, is_hub=is_hub)
+    return AdapterSource(text, text, is_hub=is_hub)
 
 
-def fetch(source: Source, max_bytes: int, download_dir: str | Path | None) -> Path:
+def fetch(source: AdapterSource, max_bytes: int, download_dir: str | Path | None) -> Path:
     """Returns the folder of a source, downloaded if necessary. Raises AdapterError."""
     if not source.is_hub:
         return Path(source.path)

@@ -51,7 +51,7 @@ class Recorder(Protocol):
 
 
 # Begins the load of an adapter, whose end it reports, from any thread.
-AdapterLoader = Callable[[LoadAdapter, Callable[[Event], None]], None]
+BeginAdapterLoad = Callable[[LoadAdapter, Callable[[Event], None]], None]
 
 
 def refuse_adapters(command: LoadAdapter, report: Callable[[Event], None]) -> None:
@@ -90,7 +90,7 @@ class Driver:
         self.policy_warnings = PolicyWarnings(config.policy)
         # Takes the ends of transfers, from any thread.
         self.report: Callable[[Event], None] = self.post
-        self.load_adapter: AdapterLoader = refuse_adapters
+        self.load_adapter: BeginAdapterLoad = refuse_adapters
         self.turns = 0  # turns taken so far
         self.last_events: tuple[Event, ...] = ()  # of the last turn
         # When a turn is due even without events, on the clock.

@@ -13,12 +13,11 @@ another, whatever happens to files.
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from minfer.effects.execution.contract import AdapterExecutor, Executor
+from minfer.effects.execution.contract import AdapterExecutor, Executor, ReportLoad
 from minfer.effects.live.adapters.adapter_files import private_copy
 from minfer.effects.live.adapters.registry import AdapterRegistry
 from minfer.effects.models.adapters.peft_config import AdapterError
@@ -26,7 +25,6 @@ from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.records.messages import AdapterFailed, AdapterLoaded, LoadAdapter
 
-Report = Callable[[AdapterLoaded | AdapterFailed], None]
 _log: Final = logging.getLogger("minfer.adapters")
 
 
@@ -51,7 +49,7 @@ class HostAdapters:
         # One thread: an adapter is never removed while it is added.
         self._pool = ThreadPoolExecutor(1, "minfer-adapters")
 
-    def load(self, command: LoadAdapter, report: Report) -> None:
+    def load(self, command: LoadAdapter, report: ReportLoad) -> None:
         """Begin a load; `report` is called at its end, from any thread."""
 
         def end(result: AdapterLoaded | AdapterFailed) -> None:
@@ -82,7 +80,7 @@ class HostAdapters:
         """Begin no more loads."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _read(self, command: LoadAdapter, end: Report) -> None:
+    def _read(self, command: LoadAdapter, end: ReportLoad) -> None:
         """Read an adapter's files, and load it, in a thread for that."""
         try:
             self._make_resident(command.adapter)

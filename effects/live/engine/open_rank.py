@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from minfer.effects.execution.warming.warm_up import Readiness
     from minfer.effects.models.architecture.model import Model
     from minfer.effects.models.architecture.weights import Weights
-    from minfer.effects.models.draft_heads.head_weights import HeadWeights
+    from minfer.effects.models.draft_heads.head_weights import DraftHeadWeights
 
 
 def open_store(setup: Setup, rank: int = 0) -> KeyedStore | None:
@@ -201,7 +201,7 @@ def _weights(
 
 def _head_weights(
     setup: Setup, head: HeadCheckpoint, rank_info: RankInfo
-) -> "HeadWeights":
+) -> "DraftHeadWeights":
     """Returns a draft head's weights, by the settings: those of one rank."""
     from minfer.effects.models.draft_heads.head_files import load_head, random_head
 

@@ -34,7 +34,7 @@ from minfer.effects.models.parts import FLOATS
 if TYPE_CHECKING:
     from torch import Tensor
 
-TENSORS_NAME: Final = "adapter_model.safetensors"
+WEIGHTS_NAME: Final = "adapter_model.safetensors"
 PICKLE_NAME: Final = "adapter_model.bin"
 ROOT: Final = "base_model.model."
 BASE_LAYER: Final = ".base_layer"
@@ -46,7 +46,15 @@ _MERGE: Final = "merge the adapter into its base model (in peft, merge_and_unloa
 
 
 @frozen(eq=False)
-class Factors:
+class StoredPair:
+    """A and B of a module, as a file has them."""
+
+    lora_a: "Tensor"  # [rank, inputs] or [experts * rank, inputs]
+    lora_b: "Tensor"  # [outputs, rank] or [outputs, rank * experts]
+
+
+@frozen(eq=False)
+class LoraWeights:
     """The matrices of an adapter that change one matrix of a model, or those of all its
     experts: W + scaling * lora_b @ lora_a.
     """
@@ -72,7 +80,7 @@ class Adapter:
 
     folder: Path
     digest: bytes  # of all that decides what it computes
-    matrices: Mapping[str, Factors]  # by the names of a checkpoint's matrices
+    matrices: Mapping[str, LoraWeights]  # by the names of a checkpoint's matrices
     base_model: str | None  # which it was made for, as its config says
 
     @property
@@ -93,9 +101,9 @@ def read_adapter(folder: Path, spec: ModelSpec, max_rank: int) -> Adapter:
     supported; `CorruptFileError` for damaged files.
     """
     check_model(spec)
-    config, path = read_peft_config(folder), folder / TENSORS_NAME
+    config, path = read_peft_config(folder), folder / WEIGHTS_NAME
     parts = layout_parts(spec, 1)
-    matrices: dict[str, Factors] = {}
+    matrices: dict[str, LoraWeights] = {}
     finder = PartFinder(path, spec, parts)
     for module, pair in _read_pairs(folder, len(KINDS) * len(parts)).items():
         part = finder.part_of(module, pair)
@@ -104,13 +112,13 @@ def read_adapter(folder: Path, spec: ModelSpec, max_rank: int) -> Adapter:
                 f"{path}: two pairs of tensors are of {part.name}, one of them {module}; "
                 f"write the adapter again with peft"
             )
-        matrices[part.name] = _factors(config, path, module, part, pair)
+        matrices[part.name] = _lora_weights(config, path, module, part, pair)
     ranks = {name: factors.rank for name, factors in matrices.items()}
     largest = max(ranks, key=lambda name: ranks[name])
     if ranks[largest] > max_rank:
         raise AdapterError(
             f"{folder}: {largest} has rank {ranks[largest]}, and at most {max_rank} is "
-            f"allowed; raise --max-lora-rank"
+            f"allowed; raise max_lora_rank (--max-lora-rank)"
         )
     return Adapter(folder, _digest(matrices), matrices, config.base_model)
 
@@ -124,11 +132,11 @@ def check_model(spec: ModelSpec) -> None:
         )
 
 
-def _read_pairs(folder: Path, max_tensors: int) -> dict[str, tuple["Tensor", "Tensor"]]:
+def _read_pairs(folder: Path, max_tensors: int) -> dict[str, StoredPair]:
     """Returns A and B by the names of modules. Raises `AdapterError` for a tensor that is
     neither, or without the other, and for more tensors than a model takes.
     """
-    path = folder / TENSORS_NAME
+    path = folder / WEIGHTS_NAME
     halves: dict[str, dict[str, Tensor]] = {}
     for name, tensor in _read_tensors(folder, max_tensors):
         module, _, kind = name.removesuffix(".weight").rpartition(".")
@@ -146,7 +154,8 @@ def _read_pairs(folder: Path, max_tensors: int) -> dict[str, tuple["Tensor", "Te
                 f"{path}: {module} has no {missing[0]}; write the adapter again with peft"
             )
     return {
-        module: (found[KINDS[0]], found[KINDS[1]]) for module, found in halves.items()
+        module: StoredPair(*(found[kind] for kind in KINDS))
+        for module, found in halves.items()
     }
 
 
@@ -156,10 +165,10 @@ def _read_tensors(folder: Path, max_tensors: int) -> Iterator[tuple[str, "Tensor
     """
     from safetensors import SafetensorError, safe_open
 
-    path = folder / TENSORS_NAME
+    path = folder / WEIGHTS_NAME
     if not path.is_file():
         pickle = (folder / PICKLE_NAME).is_file()
-        fault = f"holds {PICKLE_NAME} but no {TENSORS_NAME}" if pickle else "not found"
+        fault = f"holds {PICKLE_NAME} but no {WEIGHTS_NAME}" if pickle else "not found"
         remedy = (
             "pickled weights can execute code and are never read: convert it with peft's "
             "save_pretrained"
@@ -232,7 +241,7 @@ class PartFinder:
         self._path, self._spec, self._parts = path, spec, parts
         self._names = {name + SUFFIX for name in parts}
 
-    def part_of(self, module: str, pair: tuple["Tensor", "Tensor"]) -> AdapterPart:
+    def part_of(self, module: str, pair: StoredPair) -> AdapterPart:
         """Returns the matrix. Raises `AdapterError` if the model has none such."""
         plain_name = module
         while plain_name.endswith(BASE_LAYER):
@@ -250,12 +259,9 @@ class PartFinder:
             )
         return part
 
-    def _stacked_part(
-        self, layer: str, module: str, pair: tuple["Tensor", "Tensor"]
-    ) -> AdapterPart:
+    def _stacked_part(self, layer: str, module: str, pair: StoredPair) -> AdapterPart:
         """Returns the matrix of all experts of a layer that has the shapes of a pair."""
-        lora_a, lora_b = pair
-        sizes = int(lora_a.shape[1]), int(lora_b.shape[0])
+        sizes = int(pair.lora_a.shape[1]), int(pair.lora_b.shape[0])
         stacked = [
             part
             for name, part in self._parts.items()
@@ -275,18 +281,18 @@ class PartFinder:
         )
 
 
-def _factors(
+def _lora_weights(
     config: PeftConfig,
     path: Path,
     module: str,
     part: AdapterPart,
-    pair: tuple["Tensor", "Tensor"],
-) -> Factors:
+    pair: StoredPair,
+) -> LoraWeights:
     """Returns the matrices of a module. Raises `AdapterError` for shapes that are not
     those of the model's matrix and of the config's rank, and for a module that the config
     does not name.
     """
-    lora_a, lora_b = pair
+    lora_a, lora_b = pair.lora_a, pair.lora_b
     key = module
     if part.is_stacked:
         key = f"{module.split(BASE_LAYER)[0]}.{part.parameter}"
@@ -307,10 +313,10 @@ def _factors(
     if part.is_stacked:
         lora_a = lora_a.reshape(experts, rank, part.inputs)
         lora_b = lora_b.reshape(part.outputs, rank, experts).permute(2, 0, 1)
-    return Factors(lora_a, lora_b, config.scaling_of(key))
+    return LoraWeights(lora_a, lora_b, config.scaling_of(key))
 
 
-def _digest(matrices: Mapping[str, Factors]) -> bytes:
+def _digest(matrices: Mapping[str, LoraWeights]) -> bytes:
     """Returns the digest of an adapter: of its numbers, and of what they change."""
     import torch
 

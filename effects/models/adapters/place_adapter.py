@@ -10,7 +10,7 @@ from minfer.effects.models.adapters.adapter_parts import (
     layout_parts,
 )
 from minfer.effects.models.adapters.peft_config import AdapterError
-from minfer.effects.models.adapters.peft_files import Adapter, Factors
+from minfer.effects.models.adapters.peft_files import Adapter, LoraWeights
 from minfer.effects.models.adapters.slot_layout import SlotLayout, SlotMemory
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.layout.rank_parts import rank_parts
@@ -50,7 +50,7 @@ def place_adapter(
     return memory
 
 
-def _place_a(spec: ModelSpec, part: AdapterPart, factors: Factors) -> None:
+def _place_a(spec: ModelSpec, part: AdapterPart, factors: LoraWeights) -> None:
     """Copy A, or the rank's inputs of it, to each place of it in the slot."""
     lora_a, sizes = factors.lora_a, part.place.sizes
     rank = spec.rank_info.tensor_rank
@@ -65,7 +65,7 @@ def _place_a(spec: ModelSpec, part: AdapterPart, factors: Factors) -> None:
         first.fill_(max(int(first), factors.rank))
 
 
-def _padded_b(part: AdapterPart, factors: Factors, rank: int) -> "Tensor":
+def _padded_b(part: AdapterPart, factors: LoraWeights, rank: int) -> "Tensor":
     """Returns B times the adapter's factor, in the form of the checkpoint's matrix, with
     zeros up to the slot's rank.
     """

@@ -22,7 +22,7 @@ No torch here: memory plans need these sizes. `draft_heads/` reads heads from ch
 and computes with them.
 """
 
-from typing import Literal
+from typing import Final, Literal
 
 from attrs import evolve, frozen
 
@@ -31,6 +31,9 @@ from minfer.effects.models.architecture.linear import LinearSizes, NormRule
 from minfer.effects.models.architecture.quantization import Quantization
 from minfer.effects.models.ranks import RankInfo
 from minfer.kernels.leaves import PLAIN, Scheme, Shard
+
+MTP: Final = "mtp"  # the head is in the target's checkpoint
+EAGLE3: Final = "eagle3"  # and in a checkpoint of its own
 
 
 @frozen(kw_only=True)
@@ -99,7 +102,7 @@ class HeadSpec:
         return LinearSizes(
             names=(self.names.projection,),
             outputs=(self.hidden_size,),
-            inputs=self.streams_size if self.kind == "eagle3" else 2 * self.hidden_size,
+            inputs=self.streams_size if self.kind == EAGLE3 else 2 * self.hidden_size,
             shard=Shard.NONE,
         )
 

@@ -50,7 +50,7 @@ def linear(x: "Tensor", leaf: Linear, context: ProductContext) -> "Tensor":
     return product
 
 
-def changes(context: ProductContext, *leaves: Linear) -> bool:
+def adapters_may_change(context: ProductContext, *leaves: Linear) -> bool:
     """Returns whether adapters of the step may change a product with any of the leaves:
     then nothing is fused with it that reads or changes its result.
     """
@@ -91,7 +91,7 @@ def feed(
     x, norm = (residual, norm) if x is None else (x, None)
     kernels = _kernels(gate_up, on_gpu=context.on_gpu)
     adds_directly = communicator.rank_info.has_whole_matrices and after is None
-    if changes(context, gate_up, down):
+    if adapters_may_change(context, gate_up, down):
         product = norm_linear(x, norm, gate_up, context)
         inner = activate(product, gate_up, activation, context)
         add_product(residual, inner, down, context, communicator, after)
@@ -220,7 +220,7 @@ def add_experts(
 ) -> None:
     """Add the weighted sum of each token's experts to `residual` [tokens, hidden]."""
     kernels = _kernels(experts.down, on_gpu=context.on_gpu, experts=True)
-    if changes(context, experts.gate_up, experts.down):
+    if adapters_may_change(context, experts.gate_up, experts.down):
         kernels.add_experts(residual, x, experts, choice, adapters=context.adapters)
     else:
         kernels.add_experts(residual, x, experts, choice)

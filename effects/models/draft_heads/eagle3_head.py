@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from minfer.effects.models.architecture.draft_head import HeadNames, HeadSpec
+from minfer.effects.models.architecture.draft_head import EAGLE3, HeadNames, HeadSpec
 from minfer.effects.models.architecture.gqa import GQA
 from minfer.effects.models.architecture.layer_states import BEHIND_LAST
 from minfer.effects.models.architecture.layers import Layer
@@ -80,7 +80,7 @@ def read_eagle3_head(
     if reads_layers:
         names = evolve(names, projection="fc", state_norms=state_norms)
     return HeadSpec(
-        kind="eagle3",
+        kind=EAGLE3,
         hidden_size=layer_spec.hidden_size,
         layer=_first_layer(layer_spec),
         norms=layer_spec.norms,
@@ -116,7 +116,7 @@ def _head_fields(
     reader = ConfigReader(config, source)
     kind = config.get(SPECULATORS_TYPE)
     if kind is not None:
-        if kind != "eagle3":
+        if kind != EAGLE3:
             raise reader.refusal(
                 f"draft heads of {SPECULATORS_TYPE} {kind!r} are not supported; eagle3 is"
             )

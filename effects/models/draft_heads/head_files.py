@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from typing import Final
 
 from attrs import evolve
 
-from minfer.effects.models.architecture.draft_head import HeadSpec
+from minfer.effects.models.architecture.draft_head import EAGLE3, MTP, HeadSpec
 from minfer.effects.models.architecture.layers import finish_layer
 from minfer.effects.models.architecture.products import in_kernel_layout
 from minfer.effects.models.architecture.quantization import CheckpointForm
@@ -45,7 +44,7 @@ from minfer.effects.models.checkpoint.weight_files import (
 from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
 from minfer.effects.models.draft_heads.eagle3_head import eagle3_name, read_eagle3_head
 from minfer.effects.models.draft_heads.head_weights import (
-    HeadWeights,
+    DraftHeadWeights,
     empty_head,
     expected_head_parts,
     head_parts,
@@ -55,9 +54,6 @@ from minfer.effects.models.gguf.container import is_gguf
 from minfer.effects.models.layout.rank_parts import rank_parts
 from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.ranks import WHOLE_MODEL, RankInfo
-
-MTP: Final = "mtp"  # the head is in the target's checkpoint
-EAGLE3: Final = "eagle3"  # and in a checkpoint of its own
 
 
 def read_head(
@@ -104,7 +100,7 @@ def load_head(
     dtype: str | None = None,
     device: str = "cpu",
     rank_info: RankInfo = WHOLE_MODEL,
-) -> HeadWeights:
+) -> DraftHeadWeights:
     """Load, check, cast and fuse a head's weights, of `read_head`, in `dtype` (the
     target's when None): those of a rank. `target` and `head` are of the whole model.
 
@@ -140,7 +136,7 @@ def random_head(
     seed: int = 0,
     device: str = "cpu",
     rank_info: RankInfo = WHOLE_MODEL,
-) -> HeadWeights:
+) -> DraftHeadWeights:
     """Returns weights drawn as those of `random_weights`. The tokens of a reduced
     vocabulary are spread over the target's.
     """
@@ -159,9 +155,10 @@ def random_head(
         own_parts, drawn, random_pool(target.initializer_range, dtype, seed, device)
     )
     if weights.target_ids is not None:
-        ids = weights.target_ids
-        ids.copy_(ids.new_ones(len(ids)).cumsum(0).sub_(1))
-        ids.mul_(head.vocab_size // len(ids))
+        import torch
+
+        step = head.vocab_size // len(weights.target_ids)
+        weights.target_ids.copy_(torch.arange(len(weights.target_ids)) * step)
     return _finished(weights, dtype)
 
 
@@ -174,7 +171,7 @@ def _spec_for_rank(target: ModelSpec, rank_info: RankInfo) -> ModelSpec:
     return target if rank_info == WHOLE_MODEL else target.for_rank(rank_info)
 
 
-def _finished(weights: HeadWeights, dtype: str) -> HeadWeights:
+def _finished(weights: DraftHeadWeights, dtype: str) -> DraftHeadWeights:
     """Returns filled weights in the form that kernels multiply with."""
     projection = weights.projection
     return evolve(
@@ -185,7 +182,7 @@ def _finished(weights: HeadWeights, dtype: str) -> HeadWeights:
 
 
 def _head_name(
-    target: ModelSpec, head: HeadSpec, stored_name: str, names: "set[str]"
+    target: ModelSpec, head: HeadSpec, stored_name: str, names: set[str]
 ) -> str:
     """Returns the name of a tensor of a checkpoint as `head.names` has it."""
     if head.kind == MTP:
@@ -244,7 +241,7 @@ def checked_places(
 
 
 def _unexpected(
-    head: HeadSpec, by_name: Mapping[str, TensorPlace], names: "set[str]"
+    head: HeadSpec, by_name: Mapping[str, TensorPlace], names: set[str]
 ) -> Iterator[str]:
     """Yields the head's tensors that are not in `names`, unless they change nothing."""
     quantization = head.quantization
@@ -267,7 +264,7 @@ def _no_head(head: HeadSpec, folder: Path) -> CheckpointError:
     )
 
 
-def _check_target_ids(head: HeadSpec, weights: HeadWeights, folder: Path) -> None:
+def _check_target_ids(head: HeadSpec, weights: DraftHeadWeights, folder: Path) -> None:
     """Refuse a reduced vocabulary whose tokens are not different tokens of the target.
     Raises `CheckpointError`.
     """

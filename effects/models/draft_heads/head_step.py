@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from attrs import frozen
 
-from minfer.effects.models.architecture.draft_head import HeadSpec
+from minfer.effects.models.architecture.draft_head import MTP, HeadSpec
 from minfer.effects.models.architecture.layer_step import feed, mix_tokens, store_keys
 from minfer.effects.models.architecture.model import embed_tokens
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.products import linear, norm_linear, normalise
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import Weights
-from minfer.effects.models.draft_heads.head_weights import HeadWeights
+from minfer.effects.models.draft_heads.head_weights import DraftHeadWeights
 from minfer.effects.models.ranks import whole_logits
 from minfer.kernels.scaled_logits import scale_logits
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 @frozen(eq=False)
-class LayerInput:
-    """What a head's layer gets of [e(t), h]."""
+class HeadInput:
+    """The input of a head's layer, made of [e(t), h]."""
 
     hidden: "Tensor"  # [tokens, hidden]: the residual stream, which the layer adds to
     # [tokens, 2 * hidden]: what queries, keys and values are products of; None: of the
@@ -41,7 +41,7 @@ class LayerInput:
 
 def project_states(
     head: HeadSpec,
-    weights: HeadWeights,
+    weights: DraftHeadWeights,
     target: Weights,
     states: "Tensor",
     step: ModelStep,
@@ -51,7 +51,7 @@ def project_states(
     """
     if head.after_norm:
         states = normalise(states, target.norm)
-    if head.kind == "mtp" or weights.projection is None:
+    if head.kind == MTP or weights.projection is None:
         return states
     if weights.state_norms:
         parts = states.chunk(len(weights.state_norms), 1)
@@ -63,7 +63,7 @@ def project_states(
 
 def embed_for_head(
     spec: ModelSpec,
-    weights: HeadWeights,
+    weights: DraftHeadWeights,
     target: Weights,
     tokens: "Tensor",
     step: ModelStep,
@@ -76,7 +76,7 @@ def embed_for_head(
 
 def store_head(
     head: HeadSpec,
-    weights: HeadWeights,
+    weights: DraftHeadWeights,
     embeddings: "Tensor",
     states: "Tensor",
     index: int,
@@ -92,7 +92,7 @@ def store_head(
 
 def run_head(
     head: HeadSpec,
-    weights: HeadWeights,
+    weights: DraftHeadWeights,
     embeddings: "Tensor",
     states: "Tensor",
     index: int,
@@ -117,7 +117,7 @@ def run_head(
 def head_logits(
     spec: ModelSpec,
     head: HeadSpec,
-    weights: HeadWeights,
+    weights: DraftHeadWeights,
     target: Weights,
     hidden: "Tensor",
     step: ModelStep,
@@ -140,14 +140,14 @@ def head_logits(
 
 def _layer_input(
     head: HeadSpec,
-    weights: HeadWeights,
+    weights: DraftHeadWeights,
     embeddings: "Tensor",
     states: "Tensor",
     step: ModelStep,
-) -> LayerInput:
+) -> HeadInput:
     """Returns what the layer gets of [e(t), h], both normalised."""
     normed_states = normalise(states, weights.hidden_norm)
     rows = torch.cat((normalise(embeddings, weights.embedding_norm), normed_states), 1)
-    if head.kind == "mtp" and weights.projection is not None:
-        return LayerInput(linear(rows, weights.projection, step.products), None)
-    return LayerInput(normed_states if head.normed_residual else states, rows)
+    if head.kind == MTP and weights.projection is not None:
+        return HeadInput(linear(rows, weights.projection, step.products), None)
+    return HeadInput(normed_states if head.normed_residual else states, rows)

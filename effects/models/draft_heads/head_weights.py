@@ -27,7 +27,7 @@ ID_TYPES: Final = ("I64", "I32")  # of token ids in safetensors files
 
 
 @frozen(eq=False, kw_only=True)
-class HeadWeights:
+class DraftHeadWeights:
     """A draft head's weights."""
 
     projection: Linear | None  # None: the target's state is the head's
@@ -45,7 +45,7 @@ class HeadWeights:
 
 def empty_head(
     head: HeadSpec, dtype: str, device: str = "cpu", ranks: int = 1
-) -> HeadWeights:
+) -> DraftHeadWeights:
     """Returns uninitialised weights of the right shapes, to be filled through
     `head_parts`; `dtype` is that of the target's activations.
     """
@@ -62,7 +62,7 @@ def empty_head(
         lm_head = Linear(weight=plain.matrix(outputs, head.hidden_size), parts=(outputs,))
         if names.target_ids:
             target_ids = torch.empty(outputs, dtype=torch.int64, device=device)
-    return HeadWeights(
+    return DraftHeadWeights(
         projection=None if head.projection is None else make.linear(head.projection),
         embedding_norm=plain.norm(head.hidden_size, head.norms),
         hidden_norm=plain.norm(head.hidden_size, head.norms),
@@ -78,7 +78,7 @@ def empty_head(
 
 
 def head_parts(
-    head: HeadSpec, weights: HeadWeights, form: CheckpointForm = PLAIN_FORM
+    head: HeadSpec, weights: DraftHeadWeights, form: CheckpointForm = PLAIN_FORM
 ) -> Iterator[WeightPart]:
     """Yields the tensors of a head's checkpoint, with their targets."""
     names = head.names

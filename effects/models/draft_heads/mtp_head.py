@@ -10,7 +10,7 @@ from typing import Any, Final
 from attrs import evolve
 
 from minfer.effects.models.architecture.dense import Dense
-from minfer.effects.models.architecture.draft_head import HeadNames, HeadSpec
+from minfer.effects.models.architecture.draft_head import MTP, HeadNames, HeadSpec
 from minfer.effects.models.architecture.layer_states import BEHIND_LAST
 from minfer.effects.models.architecture.layers import FeedForward, Layer
 from minfer.effects.models.architecture.quantization import (
@@ -50,7 +50,7 @@ def read_mtp_head(
         return stored_name.format(layers=len(target.layers))
 
     return HeadSpec(
-        kind="mtp",
+        kind=MTP,
         hidden_size=target.hidden_size,
         layer=_layer_like(target, keys, source),
         norms=target.norms,

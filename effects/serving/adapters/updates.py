@@ -61,7 +61,7 @@ class AdapterUpdates:
         await self._answer(connection, UNLOAD_PATH)
 
     async def _answer(self, connection: Connection, path: str) -> None:
-        """Do what a body says, and answer it."""
+        """Load or unload as the body says, and answer."""
         try:
             adapters = self._check_allowed(connection.scope)
             data = await connection.read(MAX_BODY_BYTES, ignore_part)
@@ -88,7 +88,10 @@ class AdapterUpdates:
             raise ApiError(f"{message} {needs}", None, "not_found", NOT_FOUND)
         key = caller_of(scope).key
         if is_cross_origin(scope) or key is None or not key.admin:
-            message = "only a key with admin = true may load or unload adapters"
+            message = (
+                "only a key with admin = true (in the file of --api-keys-file) may load "
+                "or unload adapters"
+            )
             raise ApiError(message, None, "not_allowed", _FORBIDDEN)
         return adapters
 
@@ -114,4 +117,4 @@ async def _unload(adapters: NamedAdapters, data: bytes) -> str:
 
 
 def _bad_body(error: Exception) -> ApiError:
-    return ApiError(f"the body is not as it must be: {error}")
+    return ApiError(f"the body is not valid: {error}")

@@ -25,7 +25,7 @@ HELP: Final[Mapping[str, str]] = {
     ),
     "num_adapters_running": "Adapters (LoRA) of samples that are being computed now.",
     "num_adapters_waiting": (
-        "Adapters of requests that wait now, while no request of theirs runs."
+        "Adapters (LoRA) of requests that wait now, of which no request runs."
     ),
     "spec_decode_mean_acceptance_length": (
         "Tokens that a sample had of a step with guesses, on average since the start: "
@@ -102,8 +102,9 @@ HELP: Final[Mapping[str, str]] = {
         "newer (of a later version), unreadable."
     ),
     "adapter_requests": (
-        "Requests that have ended, by the name of their adapter; those of many are "
-        "counted together."
+        "Requests that have ended, by the name of their adapter. Those of adapters "
+        "beyond the first 64 of an API server are counted together, and adapters with "
+        "the same content under one of their names."
     ),
     "adapter_generation_tokens": (
         "Tokens that were written for these requests, by the name of their adapter."

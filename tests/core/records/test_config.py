@@ -152,7 +152,9 @@ def test_a_draft_model_knows_one_group() -> None:
         how = Speculation(drafter=drafter, drafts=2, adaptive=False)
         assert evolve(config, speculation=how).speculation == how
     how = Speculation(drafter=DEVICE, drafts=2, adaptive=False)
-    with pytest.raises(ConfigError, match=r"a draft model cannot draft .* use lookups"):
+    with pytest.raises(
+        ConfigError, match=r"a draft model or head cannot draft .* use lookups"
+    ):
         evolve(GOOD, groups=groups, speculation=how)
 
 

@@ -24,7 +24,7 @@ from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import empty_weights, named_parts
 from minfer.effects.models.draft_heads.eagle3_head import read_eagle3_head
 from minfer.effects.models.draft_heads.head_weights import (
-    HeadWeights,
+    DraftHeadWeights,
     empty_head,
     head_parts,
 )
@@ -74,7 +74,7 @@ def mtp_of(spec: ModelSpec) -> HeadSpec:
     )
 
 
-def drawn_head(head: HeadSpec, seed: int = 0, spread: float = 0.3) -> HeadWeights:
+def drawn_head(head: HeadSpec, seed: int = 0, spread: float = 0.3) -> DraftHeadWeights:
     """Random weights in float32."""
     weights, draw = empty_head(head, "float32"), torch.Generator().manual_seed(seed)
     for part in head_parts(head, weights):
@@ -152,7 +152,9 @@ class Eagle3Reference:
     head: Eagle3
 
     @classmethod
-    def of(cls, model: Model, spec: HeadSpec, weights: HeadWeights) -> "Eagle3Reference":
+    def of(
+        cls, model: Model, spec: HeadSpec, weights: DraftHeadWeights
+    ) -> "Eagle3Reference":
         """With the weights of ours."""
         config: Any = LlamaConfig(
             hidden_size=spec.hidden_size,
@@ -199,7 +201,9 @@ class MtpReference:
     tensors: dict[str, Tensor]
 
     @classmethod
-    def of(cls, model: Model, spec: HeadSpec, weights: HeadWeights) -> "MtpReference":
+    def of(
+        cls, model: Model, spec: HeadSpec, weights: DraftHeadWeights
+    ) -> "MtpReference":
         """With the weights of ours."""
         tensors = {part.name: part.target for part in head_parts(spec, weights)}
         layer: Any = deepcopy(model.theirs.model.layers[-1])
@@ -258,7 +262,7 @@ def repeating(model: Model) -> Model:
     return evolve(model, theirs=theirs, weights=weights)
 
 
-def echoing(spec: HeadSpec) -> HeadWeights:
+def echoing(spec: HeadSpec) -> DraftHeadWeights:
     """A random MTP head that drafts mostly what `repeating` models say."""
     weights = drawn_head(spec)
     hidden, factor = spec.hidden_size, weights.embedding_norm.weight

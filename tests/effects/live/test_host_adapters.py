@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from minfer.effects.execution.contract import ReportLoad
 from minfer.effects.live.adapters.registry import AdapterEntry, AdapterRegistry
-from minfer.effects.live.engine.host_adapters import HostAdapters, Report
+from minfer.effects.live.engine.host_adapters import HostAdapters
 from minfer.effects.models.adapters.peft_config import AdapterError
 from minfer.records.messages import AdapterFailed, AdapterLoaded, LoadAdapter
 from tests.effects.live.adapters.test_adapter_files import WEIGHTS, make_files
@@ -22,7 +23,7 @@ class Executor:
         self.kept: set[str] = set()
         self.go = threading.Event()
         self.go.set()
-        self.pending: list[tuple[LoadAdapter, Report]] = []
+        self.pending: list[tuple[LoadAdapter, ReportLoad]] = []
 
     def add_adapter(self, digest: bytes, folder: str) -> None:
         name = digest.hex()
@@ -35,7 +36,7 @@ class Executor:
         self.told.append(("remove", digest.hex()))
         self.kept.remove(digest.hex())
 
-    def load_adapter(self, command: LoadAdapter, report: Report) -> None:
+    def load_adapter(self, command: LoadAdapter, report: ReportLoad) -> None:
         assert command.adapter in self.kept
         self.told.append(("load", command.adapter))
         if self.go.is_set():

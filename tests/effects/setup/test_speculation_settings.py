@@ -74,7 +74,7 @@ def test_which_drafts_stand_goes_with_every_method(method: str) -> None:
     [
         (7, "must be a mapping of its keys, not 7"),
         ({}, "needs a method: one of ngram, suffix, draft_model, mtp, eagle3"),
-        ({"method": "medusa"}, "method 'medusa' is not here yet; there are ngram"),
+        ({"method": "medusa"}, "method 'medusa' is not supported; choose one of ngram"),
         ({"method": "eagle3"}, "eagle3 needs a model: the path of the head"),
         ({"method": "mtp", "model": "m"}, "'draft_model' and 'eagle3', not with 'mtp'"),
         ({"method": "mtp", "prompt_lookup_max": 2}, "prompt_lookup_max goes with ngram"),

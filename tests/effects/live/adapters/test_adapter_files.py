@@ -8,14 +8,13 @@ import pytest
 
 from minfer.effects.live.adapters import adapter_files
 from minfer.effects.live.adapters.adapter_files import (
-    CONFIG_NAME,
     MAX_CONFIG_BYTES,
     MAX_HEADER_BYTES,
-    WEIGHTS_NAME,
     AdapterPathError,
     private_copy,
 )
-from minfer.effects.models.adapters.peft_config import AdapterError
+from minfer.effects.models.adapters.peft_config import CONFIG_NAME, AdapterError
+from minfer.effects.models.adapters.peft_files import WEIGHTS_NAME
 
 LENGTH = bytes(8)  # of an empty header
 WEIGHTS, INSIDE, OUTSIDE = (LENGTH + word for word in (b"weights", b"inside", b"outside"))

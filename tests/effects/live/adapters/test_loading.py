@@ -10,7 +10,7 @@ from minfer.effects.live.adapters.loading import (
     FAILED_SECONDS,
     MAX_FAILURES,
     MAX_LOADS,
-    MAX_WAITING,
+    MAX_UNFINISHED,
     AdapterLoads,
 )
 from minfer.effects.live.adapters.registry import AdapterEntry
@@ -62,20 +62,20 @@ def test_requests_for_one_name_share_a_load(loads: Loads) -> None:
 
 
 def test_few_run_and_a_client_has_half_of_those_that_wait(loads: Loads) -> None:
-    names = [f"{number}" for number in range(MAX_WAITING)]
-    for name in names[: MAX_WAITING // 2]:
+    names = [f"{number}" for number in range(MAX_UNFINISHED)]
+    for name in names[: MAX_UNFINISHED // 2]:
         loads.begin(name, "ann", lambda name=name: loads.load(name))  # type: ignore[misc]  # it has a default
     with pytest.raises(OverloadedError, match="too many adapters are being loaded"):
         loads.begin("more", "ann", lambda: ENTRY)
-    for name in names[MAX_WAITING // 2 :]:
+    for name in names[MAX_UNFINISHED // 2 :]:
         loads.begin(name, name, lambda name=name: loads.load(name))  # type: ignore[misc]  # it has a default
     with pytest.raises(OverloadedError, match="try again later"):
         loads.begin("more", "bob", lambda: ENTRY)
     loads.go.set()
-    until(lambda: len(loads.begun) == MAX_WAITING)
+    until(lambda: len(loads.begun) == MAX_UNFINISHED)
     until(lambda: not loads.inside)
     assert loads.most == MAX_LOADS
-    until(lambda: not loads._running)
+    until(lambda: not loads._unfinished)
     assert loads.begin("more", "ann", lambda: ENTRY).result(60) == ENTRY
 
 
@@ -84,16 +84,16 @@ def test_what_failed_is_not_tried_again_at_once(loads: Loads) -> None:
     failed = loads.begin("bad", "ann", lambda: loads.load("bad"))
     with pytest.raises(ValueError, match="bad"):
         failed.result(60)
-    until(lambda: not loads._running)
+    until(lambda: not loads._unfinished)
     for _ in range(3):
         with pytest.raises(ValueError, match="bad"):
             loads.begin("bad", "bob", lambda: loads.load("bad"))
     assert loads.begun == ["bad"]
     assert loads.begin_new("bad", "root", lambda: ENTRY).result(60) == ENTRY
-    until(lambda: not loads._running)
+    until(lambda: not loads._unfinished)
     assert loads.begin("bad", "ann", lambda: ENTRY).result(60) == ENTRY  # it was mended
     loads.begin("bad 2", "ann", lambda: loads.load("bad 2"))
-    until(lambda: not loads._running)
+    until(lambda: not loads._unfinished)
     loads.now += FAILED_SECONDS
     assert loads.begin("bad 2", "ann", lambda: ENTRY).result(60) == ENTRY
 
@@ -103,7 +103,7 @@ def test_an_error_of_an_administrator_is_not_that_of_clients(loads: Loads) -> No
     failed = loads.begin_new("bad", "root", lambda: loads.load("bad"))
     with pytest.raises(ValueError, match="bad"):
         failed.result(60)
-    until(lambda: not loads._running)
+    until(lambda: not loads._unfinished)
     assert loads.begin("bad", "ann", lambda: ENTRY).result(60) == ENTRY
 
 
@@ -111,5 +111,5 @@ def test_few_failures_are_remembered(loads: Loads) -> None:
     loads.go.set()
     for number in range(MAX_FAILURES + 5):
         loads.begin(f"bad {number}", "ann", lambda: loads.load("bad"))
-        until(lambda: not loads._running)
+        until(lambda: not loads._unfinished)
     assert len(loads._failures) == MAX_FAILURES

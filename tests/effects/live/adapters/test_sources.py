@@ -8,18 +8,15 @@ import httpx
 import pytest
 
 from minfer.effects.live.adapters import sources
-from minfer.effects.live.adapters.adapter_files import (
-    CONFIG_NAME,
-    WEIGHTS_NAME,
-    AdapterPathError,
-)
+from minfer.effects.live.adapters.adapter_files import AdapterPathError
 from minfer.effects.live.adapters.sources import (
+    AdapterSource,
     AdapterSources,
-    Source,
     fetch,
     trusted_source,
 )
-from minfer.effects.models.adapters.peft_config import AdapterError
+from minfer.effects.models.adapters.peft_config import CONFIG_NAME, AdapterError
+from minfer.effects.models.adapters.peft_files import WEIGHTS_NAME
 
 HUB = {"sql": "org/sql@v1"}
 
@@ -37,9 +34,11 @@ def folder(tmp_path: Path) -> Path:
 def test_a_name_is_a_folder_below_those_allowed_or_of_the_list(folder: Path) -> None:
     allowed = folder / "allowed"
     found = AdapterSources(folders=(folder / "none", allowed), hub=HUB)
-    expected = Source(str(allowed / "team/one"), "team/one", (folder / "none", allowed))
+    expected = AdapterSource(
+        str(allowed / "team/one"), "team/one", (folder / "none", allowed)
+    )
     assert found.of_name("team/one") == expected
-    assert found.of_name("sql") == Source("org/sql@v1", "org/sql@v1", is_hub=True)
+    assert found.of_name("sql") == AdapterSource("org/sql@v1", "org/sql@v1", is_hub=True)
     names = ("team", "one", "org/sql@v1", "org/sql", "../outside", "/etc", "", "circle")
     for name in (*names, "team//one", "team/one/", "./team/one", "x" * 300, "a\0"):
         assert found.of_name(name) is None, name
@@ -50,7 +49,7 @@ def test_a_name_is_a_folder_below_those_allowed_or_of_the_list(folder: Path) -> 
 def test_a_path_leads_below_those_allowed_or_to_the_list(folder: Path) -> None:
     allowed = folder / "allowed"
     found = AdapterSources(folders=(allowed,), hub=HUB)
-    expected = Source(str(allowed / "team/one"), "team/one", (allowed,))
+    expected = AdapterSource(str(allowed / "team/one"), "team/one", (allowed,))
     for path in ("team/one", "team/../team/one", str(allowed / "team/one")):
         assert found.of_path(path) == expected
     assert found.of_path("org/sql@v1").is_hub
@@ -62,8 +61,10 @@ def test_a_path_leads_below_those_allowed_or_to_the_list(folder: Path) -> None:
 
 def test_what_a_program_names_may_be_anywhere(folder: Path) -> None:
     outside = str(folder / "outside")
-    assert trusted_source(outside) == Source(outside, outside)
-    assert trusted_source("org/name") == Source("org/name", "org/name", is_hub=True)
+    assert trusted_source(outside) == AdapterSource(outside, outside)
+    assert trusted_source("org/name") == AdapterSource(
+        "org/name", "org/name", is_hub=True
+    )
     assert not trusted_source("name").is_hub  # a folder that is not there
     for text in ("a\0b", "x" * 5000, "a/" + "x" * 5000):
         assert trusted_source(text).path == text
@@ -85,7 +86,7 @@ def test_what_is_too_large_is_not_downloaded(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("huggingface_hub.HfApi", Api)
     monkeypatch.setattr(sources, "snapshot", snapshot)
-    source = Source("org/sql@v1", "org/sql@v1", is_hub=True)
+    source = AdapterSource("org/sql@v1", "org/sql@v1", is_hub=True)
     assert fetch(source, 100, "/cache") == Path("/cache/org/sql@v1")
     with pytest.raises(AdapterError, match="has 100 bytes, which is more than an adapt"):
         fetch(source, 99, "/cache")
@@ -99,5 +100,5 @@ def test_without_the_hub_its_cache_is_read(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("huggingface_hub.HfApi", Api)
     monkeypatch.setattr(sources, "snapshot", lambda *_, **__: Path("/cache/sql"))
-    source = Source("org/sql@v1", "org/sql@v1", is_hub=True)
+    source = AdapterSource("org/sql@v1", "org/sql@v1", is_hub=True)
     assert fetch(source, 100, None) == Path("/cache/sql")

@@ -20,7 +20,7 @@ from minfer.effects.models.draft_heads.head_step import (
     run_head,
     store_head,
 )
-from minfer.effects.models.draft_heads.head_weights import HeadWeights
+from minfer.effects.models.draft_heads.head_weights import DraftHeadWeights
 from minfer.effects.models.ranks import SINGLE_RANK, Communicator
 from tests.effects.tiny_heads import Drafted
 
@@ -43,7 +43,7 @@ class HeadRun:
     spec: ModelSpec
     target: Weights
     head: HeadSpec
-    weights: HeadWeights
+    weights: DraftHeadWeights
     communicator: Communicator = SINGLE_RANK
     cache: KVCache = Factory(_cache, takes_self=True)
 

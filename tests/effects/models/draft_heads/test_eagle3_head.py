@@ -6,12 +6,13 @@ import torch
 from attrs import evolve
 from safetensors.torch import load_file, save_file
 
+from minfer.effects.models.architecture.draft_head import EAGLE3
 from minfer.effects.models.architecture.layer_states import BEHIND_LAST
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.checkpoint.random_weights import random_weights
 from minfer.effects.models.config_reader import CheckpointError
-from minfer.effects.models.draft_heads.head_files import EAGLE3, load_head, read_head
+from minfer.effects.models.draft_heads.head_files import load_head, read_head
 from minfer.effects.models.families.table import FAMILIES
 from minfer.kernels.plain import normalise
 from tests.effects.models.draft_heads.drafting_heads import HeadRun, assert_same_drafts

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from minfer.effects.execution.cpu.paged_attention import make_cache
 from minfer.effects.models.architecture.batch import BatchRow, make_batch
-from minfer.effects.models.architecture.draft_head import HeadSpec
+from minfer.effects.models.architecture.draft_head import EAGLE3, MTP, HeadSpec
 from minfer.effects.models.architecture.layer_states import BEHIND_LAST, LayerStates
 from minfer.effects.models.architecture.model import forward
 from minfer.effects.models.architecture.quantization import LEVELS, Quantization
@@ -19,13 +19,7 @@ from minfer.effects.models.checkpoint.checkpoint import load_weights, skipped_te
 from minfer.effects.models.checkpoint.quantize_checkpoint import quantize_checkpoint
 from minfer.effects.models.checkpoint.stored_matrices import as_stored
 from minfer.effects.models.config_reader import CheckpointError
-from minfer.effects.models.draft_heads.head_files import (
-    EAGLE3,
-    MTP,
-    load_head,
-    random_head,
-    read_head,
-)
+from minfer.effects.models.draft_heads.head_files import load_head, random_head, read_head
 from minfer.effects.models.formats.on_load import OnLoad
 from minfer.effects.models.layout.shapes import head_bytes
 from minfer.effects.models.ranks import Parallel

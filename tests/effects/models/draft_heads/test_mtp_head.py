@@ -4,9 +4,10 @@ from typing import Any
 import pytest
 import torch
 
+from minfer.effects.models.architecture.draft_head import MTP
 from minfer.effects.models.checkpoint.checkpoint import load_weights, read_config
 from minfer.effects.models.config_reader import CheckpointError
-from minfer.effects.models.draft_heads.head_files import MTP, load_head, read_head
+from minfer.effects.models.draft_heads.head_files import load_head, read_head
 from minfer.effects.models.draft_heads.mtp_head import read_mtp_head
 from tests.effects.models.draft_heads.drafting_heads import HeadRun, assert_same_drafts
 from tests.effects.tiny_families import VARIANTS

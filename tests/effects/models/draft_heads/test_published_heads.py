@@ -8,9 +8,9 @@ from typing import Final
 
 import pytest
 
+from minfer.effects.models.architecture.draft_head import MTP
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.draft_heads.head_files import (
-    MTP,
     checked_places,
     head_form,
     read_head,

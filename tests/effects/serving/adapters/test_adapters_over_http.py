@@ -239,7 +239,7 @@ def test_administrators_load_and_unload(server: Serving, folders: Path) -> None:
         ("é", "gone", "cannot have the name"),
         ("x\n", "gone", "cannot have the name"),
         ("x" * 201, "gone", "cannot have the name"),
-        (7, "gone", "the body is not as it must be"),
+        (7, "gone", "the body is not valid"),
     ],
 )
 def test_a_wrong_load_is_named(server: Serving, name: Any, path: str, words: str) -> None:
