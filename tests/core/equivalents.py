@@ -235,9 +235,6 @@ EQUIVALENT: Final[dict[str, str]] = {
     "records/waiting.py | _with_counts | comparison | len(names) > 1 -> len(names) >= 1": (
         "A shortcut: of one name, one is counted either way."
     ),
-    "planning/adapter_loads.py | count_pass | comparison | seq.place < blocked.place -> seq.place <= blocked.place": (
-        "The sample that waits for a slot is not admitted in the plan that says so."
-    ),
     "blocks/pool.py | PoolChange.take | comparison | short > 0 -> short >= 0": (
         "Of fresh pages none is taken where none is short."
     ),
