@@ -186,6 +186,7 @@ def test_reports_that_mean_nothing_are_ignored() -> None:
         AdapterLoaded("a1", 1),
         AdapterFailed("a1", 7),
         AdapterFailed("a1", "0"),  # type: ignore[arg-type]
+        AdapterLoaded("a1", slot=False),
         AdapterLoaded(7, 0),  # type: ignore[arg-type]
     )
     turn = bench.give(*odd)
