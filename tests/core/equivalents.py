@@ -235,6 +235,9 @@ EQUIVALENT: Final[dict[str, str]] = {
     "records/waiting.py | _with_counts | comparison | len(names) > 1 -> len(names) >= 1": (
         "A shortcut: of one name, one is counted either way."
     ),
+    "records/request.py | Request.__attrs_post_init__ | offset | 1 -> 2": (
+        "Where the search for the largest begins: without tokens, the prompt's is -1."
+    ),
     "blocks/pool.py | PoolChange.take | comparison | short > 0 -> short >= 0": (
         "Of fresh pages none is taken where none is short."
     ),
