@@ -53,6 +53,10 @@ def test_the_latest_adapters_are_remembered() -> None:
     assert desk["a"].adapters == tuple(names[1:])
     desk.tell(Dispatched("a", ask("again", adapter="2")), Dispatched("a", ask("none")))
     assert desk["a"].adapters == ("1", *names[3:], "2")
+    desk.tell(LoadReport("a", 0, 0, 0, 64))
+    assert len(desk["a"].adapters) == MAX_ADAPTERS
+    desk.tell(LoadReport("a", 0, 0, 0, 64, adapters=("7",)))
+    assert desk["a"].adapters == ("7",)
 
 
 def test_a_report_stands_for_all_that_was_dispatched_before_it() -> None:
