@@ -87,6 +87,12 @@ def release_windows(config: EngineConfig, state: EngineState) -> EngineState:
     return _publish(config, state, upto)
 
 
+def release_if_short(config: EngineConfig, state: EngineState, pages: int) -> EngineState:
+    """Release all blocks behind windows if fewer than `pages` are available."""
+    short = config.by_chunk and pages > state.blocks.available
+    return release_windows(config, state) if short else state
+
+
 def window_blocks_coming(config: EngineConfig, state: EngineState) -> bool:
     """Whether steps in flight take a sequence so far that blocks leave its window."""
     if not state.inflight:

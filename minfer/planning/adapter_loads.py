@@ -91,14 +91,12 @@ def _close_slots(builder: StepBuilder) -> None:
     builder.unready = UnreadyAdapters(builder.unready.passed, frozenset(open_slots))
 
 
-def count_pass(builder: StepBuilder, seq: Sequence) -> None:
-    """Count an admission before the first sample that waits for a slot, if `seq` is
-    behind it.
+def count_pass(builder: StepBuilder, adapter: str) -> None:
+    """Count an admission of a sample with `adapter` before the first sample that waits
+    for a slot.
     """
-    blocked, adapters = builder.slot_blocked, builder.state.adapters
-    if blocked is None or not seq.request.adapter or seq.place < blocked.place:
-        return
-    index = adapters.slot_of(seq.request.adapter)
+    adapters = builder.state.adapters
+    index = adapters.slot_of(adapter)
     slot = adapters.slots[index]
     passed = adapters.with_slot(index, evolve(slot, passes=slot.passes + 1))
     builder.state = evolve(builder.state, adapters=passed)

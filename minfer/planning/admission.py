@@ -157,8 +157,9 @@ def _add_to_step(
     is paused and needs none.
     """
     builder.newcomers.append(admission)
-    if builder.slot_blocked is not None:
-        count_pass(builder, seq)
+    # It is behind the one that waits: all ahead of that one have been passed over.
+    if builder.slot_blocked is not None and seq.request.adapter:
+        count_pass(builder, seq.request.adapter)
     client = seq.request.client
     builder.admitted[client] = builder.admitted.get(client, 0) + 1
     builder.reasons += admission.reasons

@@ -24,7 +24,7 @@ from minfer.lifecycle.adapter_use import begin_use
 from minfer.lifecycle.committed import committed
 from minfer.lifecycle.pausing import all_paused, skips_as_suspect
 from minfer.lifecycle.preempt import preempt
-from minfer.lifecycle.publish import publish_blocks
+from minfer.lifecycle.publish import publish_blocks, release_if_short
 from minfer.lifecycle.seat import new_columns
 from minfer.planning.prefix_hit import (
     Found,
@@ -156,6 +156,9 @@ def _allocate(
     )
     if blocked is not None:
         return state, blocked
+    others = len(state.running) + num_newcomers
+    most_pages = (-(-num_known // size) + others) * config.block_pages
+    state = release_if_short(config, state, most_pages + 2 * config.state_pages)
     change = Transaction(state.blocks)
     hit = take_hit(config, state, change, seq.keys, readable_blocks(seq, full))
     working: Pages = ()

@@ -12,7 +12,11 @@ from itertools import islice
 
 from minfer.blocks.ownership import Transaction
 from minfer.lifecycle.preempt import preempt
-from minfer.lifecycle.publish import release_windows, window_blocks_coming
+from minfer.lifecycle.publish import (
+    release_if_short,
+    release_windows,
+    window_blocks_coming,
+)
 from minfer.lifecycle.seat import growth_mark, table_blocks
 from minfer.planning.spread import deferrable_blocks
 from minfer.policies import consult
@@ -97,8 +101,7 @@ def grow_for_prefill(
         return state, grown
     reserved = (len(state.running) - 1) * config.block_pages
     pages = _pages_of_growth(config, state.running, {i: blocks})
-    if pages + reserved > state.blocks.available:
-        state = release_windows(config, state)
+    state = release_if_short(config, state, pages + reserved)
     # groups that take blocks chunk by chunk end alike
     block_pages = pages // (blocks - have)
     plenty = max(0, state.blocks.available - reserved) // block_pages

@@ -282,7 +282,6 @@ def adapter_passes(
     """How many samples with one adapter may pass the first sample that waits for a slot,
     in one stay on the device. First come: ADAPTER_PASSES.
     """
-    answer, state = _call_policy(
+    return _call_policy(
         config, state, "adapter_passes", load, read=_count, default=ADAPTER_PASSES
     )
-    return max(0, answer), state

@@ -80,7 +80,7 @@ class UnreadyAdapters:
     """
 
     passed: frozenset[str] = frozenset()
-    ready: frozenset[str] | None = None  # None: a slot can be had
+    ready: frozenset[str] | None = None  # none of `passed`; None: a slot can be had
 
     def __contains__(self, adapter: str) -> bool:
         if not adapter:

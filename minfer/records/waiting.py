@@ -53,17 +53,17 @@ class WaitingQueue:
         `unready`, and whose client is not in `deferred`, or that ran before and so is
         never deferred.
         """
-        if not deferred and not loading and (unready is ALL_READY or not unready):
+        if not (deferred or loading or unready):
             return self.first() if self.size else None
         if sum(self.counts.get(client, 0) for client in deferred) == self.size:
             return None
-        if unready and not self._has_ready(unready):
+        if not self._has_ready(unready):
             return None
         for seq in self:
             free = seq.ran_before or seq.request.client not in deferred
             if not free or seq.request.id in loading:
                 continue
-            if not unready or seq.request.adapter not in unready:
+            if seq.request.adapter not in unready:
                 return seq
         return None
 
@@ -71,8 +71,8 @@ class WaitingQueue:
         """Whether the adapter of any sequence is ready, or any has none."""
         adapters = self.adapters
         if unready.ready is not None:
-            others = (adapter in adapters for adapter in unready.ready - unready.passed)
-            return self.size > self.num_with_adapter or any(others)
+            others = any(adapter in adapters for adapter in unready.ready)
+            return others or self.num_with_adapter < self.size
         return sum(adapters.get(adapter, 0) for adapter in unready.passed) < self.size
 
     def last(self) -> Sequence:

@@ -51,7 +51,7 @@ def dispatch(
 
 def _with_adapter(adapters: tuple[str, ...], adapter: str) -> tuple[str, ...]:
     """These adapters and another one, which is the latest; the oldest is forgotten."""
-    if not adapter or adapters[-1:] == (adapter,):
+    if not adapter:
         return adapters
     others = [name for name in adapters if name != adapter]
     return (*others[-MAX_ADAPTERS + 1 :], adapter)

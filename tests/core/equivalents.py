@@ -235,8 +235,8 @@ EQUIVALENT: Final[dict[str, str]] = {
     "records/waiting.py | _with_counts | comparison | len(names) > 1 -> len(names) >= 1": (
         "A shortcut: of one name, one is counted either way."
     ),
-    "planning/adapter_loads.py | count_pass | comparison | seq.place < blocked.place -> seq.place <= blocked.place": (
-        "The sample that waits for a slot is not admitted in the plan that says so."
+    "records/request.py | Request.__attrs_post_init__ | offset | 1 -> 2": (
+        "Where the search for the largest begins: without tokens, the prompt's is -1."
     ),
     "blocks/pool.py | PoolChange.take | comparison | short > 0 -> short >= 0": (
         "Of fresh pages none is taken where none is short."

@@ -23,6 +23,7 @@ from minfer.records.messages import (
     Submit,
 )
 from minfer.records.policy import ADAPTER_PASSES, FirstCome, Load
+from minfer.records.request import Request
 from minfer.values.checks import ConfigError, ParameterError
 from tests.core.lifecycle.adapted import ADAPTED, Adapted, asking
 
@@ -186,6 +187,7 @@ def test_reports_that_mean_nothing_are_ignored() -> None:
         AdapterLoaded("a1", 1),
         AdapterFailed("a1", 7),
         AdapterFailed("a1", "0"),  # type: ignore[arg-type]
+        AdapterLoaded("a1", slot=False),
         AdapterLoaded(7, 0),  # type: ignore[arg-type]
     )
     turn = bench.give(*odd)
@@ -225,6 +227,32 @@ def test_a_wait_for_a_slot_is_reported_once_for_each_that_is_first() -> None:
     bench.turn()
     waits = [SlotBlocked(name, 0, adapter, 0, 1) for name, adapter in WAITING]
     assert bench.reasons_of(SlotBlocked) == waits
+
+
+class XAfterTwo(FirstCome):
+    """Defers client x until two samples run."""
+
+    def defer(self, state: Any, request: Request, load: Load, _: int) -> tuple[bool, Any]:
+        return request.client == "x" and load.running < 2, state
+
+
+def test_who_is_deferred_no_more_is_the_first_that_waits_for_a_slot() -> None:
+    bench = Adapted(evolve(ONE, policy=XAfterTwo()))
+    bench.turn(Submit(asking("a", "a1", max_tokens=40)))
+    bench.turn()
+    waiting = asking("x", "a2", client="x"), asking("b", "b2"), asking("plain")
+    bench.turn(*map(Submit, waiting))
+    assert [*bench.state.running.ids] == [("a", 0), ("plain", 0)]
+    assert bench.reasons_of(SlotBlocked) == [SlotBlocked("x", 0, "a2", 0, 1)]
+    bench.drain()
+
+
+def test_an_admission_lets_a_deferred_client_in_at_once() -> None:
+    bench = Adapted(evolve(ONE, policy=XAfterTwo()))
+    bench.turn(Submit(asking("a", max_tokens=40)))
+    bench.turn(Submit(asking("x", client="x")), Submit(asking("b")))
+    assert [*bench.state.running.ids] == [("a", 0), ("x", 0), ("b", 0)]
+    bench.drain()
 
 
 def test_no_more_than_may_pass_are_admitted_at_once() -> None:

@@ -9,6 +9,7 @@ from minfer.lifecycle.publish import (
     _publish_window,
     compute_keys,
     publish_blocks,
+    release_if_short,
     release_windows,
     window_blocks_coming,
 )
@@ -140,3 +141,18 @@ def test_who_may_begin_anew_publishes_nothing_when_blocks_are_short() -> None:
         state = evolve(bench.state, inflight=())
         after = release_windows(bench.config, state)
         assert len(after.blocks.prefix.nodes) == published
+
+
+def test_windows_are_released_where_pages_are_short_and_only_there() -> None:
+    groups = (CacheGroup(4, pages=3), CacheGroup())
+    for window, released in ((groups, 3), (groups[1:], 0)):
+        bench = Bench(evolve(CONFIG, groups=window))
+        bench.turn(Submit(ask("a", 6, 11)))
+        bench.turn()
+        bench.turn()
+        state = bench.state
+        available = state.blocks.available
+        assert release_if_short(bench.config, state, available) is state
+        after = release_if_short(bench.config, state, available + 1)
+        assert after.blocks.available == available + released
+        assert (after is state) == (not released)

@@ -212,6 +212,21 @@ def test_with_a_window_what_is_behind_it_costs_nothing() -> None:
     assert pages_needed(world.config, world.state.blocks, seq, runs_alone=False) == 1 + 2
 
 
+@pytest.mark.parametrize(("num_pages", "chunk"), [(22, 4), (23, 8), (28, 12), (31, 13)])
+def test_what_left_the_windows_of_others_is_there_for_a_first_chunk(
+    num_pages: int, chunk: int
+) -> None:
+    """Three pages have left the window of the sample that runs; none was released."""
+    groups = (CacheGroup(4, pages=3), CacheGroup())
+    config = evolve(CONFIG, groups=groups, num_blocks=num_pages)
+    bench = Bench(evolve(config, max_num_batched_tokens=32))
+    bench.turn(Submit(ask("a", 6, 11)))
+    bench.turn()
+    assert bench.state.running.scheduled == (7,)
+    bench.turn(Submit(ask("new", 13, 3)))
+    assert bench.plans[-1].num_scheduled_tokens == (1, chunk)
+
+
 def test_a_sample_waits_for_its_sibling_in_the_same_plan_and_while_that_is_filled() -> (
     None
 ):

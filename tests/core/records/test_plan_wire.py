@@ -166,6 +166,12 @@ def test_bytes_that_are_cut_off_are_refused() -> None:
             plan_from(data[:end])
 
 
+def test_as_many_rows_are_described_as_are_opened() -> None:
+    words = plan_wire._WordReader(array("q", [1]))
+    with pytest.raises(ValueError, match="1 rows are opened, of which 0"):
+        tuple(plan_wire._opens_from(words, ()))
+
+
 def test_a_section_is_of_the_words_that_are_left() -> None:
     reader = plan_wire._WordReader(array("q", [7, 7, 7, 9]))
     assert reader.take(3) == (7, 7, 7)

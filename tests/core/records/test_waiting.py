@@ -5,6 +5,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given
 
+from minfer.records.adapters import UnreadyAdapters
 from minfer.records.request import Request
 from minfer.records.sequence import Sequence
 from minfer.records.waiting import WaitingQueue
@@ -179,6 +180,53 @@ def test_the_first_who_is_not_held_back_with_its_client(
     assert line.first_but(deferred) == next(iter(may), None)
     assert sum(line.counts.values()) == sum(not seq.preempted for seq in left)
     assert all(line.counts.values())
+
+
+NAMES = st.sampled_from(("a1", "b2", "c3"))
+
+
+@examples(25)
+@given(
+    st.dictionaries(st.integers(0, 60), st.just("") | NAMES, max_size=9),
+    st.sets(st.integers(0, 60)),
+    st.frozensets(NAMES),
+    st.none() | st.frozensets(NAMES),
+    st.sets(st.integers(0, 60).map(str)),
+)
+def test_the_first_whose_adapter_is_ready(
+    adapters: dict[int, str],
+    gone: set[int],
+    passed: frozenset[str],
+    ready: frozenset[str] | None,
+    loading: set[str],
+) -> None:
+    """Against a list."""
+    model = []
+    for number, adapter in adapters.items():
+        seq = entry(number)
+        model.append(evolve(seq, request=evolve(seq.request, adapter=adapter)))
+    line = WaitingQueue().insert_many(model)
+    line = line.remove_many(entry(number).place for number in gone)
+    left = sorted(
+        [seq for seq in model if int(seq.request.id) not in gone],
+        key=lambda seq: seq.place,
+    )
+    ready = None if ready is None else ready - passed
+    unready = UnreadyAdapters(passed, ready)
+    may = [
+        seq
+        for seq in left
+        if not seq.request.adapter
+        or (
+            seq.request.adapter not in passed
+            and (ready is None or seq.request.adapter in ready)
+        )
+    ]
+    assert line.first_but((), (), unready) == next(iter(may), None)
+    assert line._has_ready(unready) == bool(may), "else all of the queue is searched"
+    may = [seq for seq in may if seq.request.id not in loading]
+    assert line.first_but((), loading, unready) == next(iter(may), None)
+    assert line.num_with_adapter == sum(line.adapters.values())
 
 
 def test_an_empty_queue_has_no_head() -> None:

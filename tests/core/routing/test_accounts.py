@@ -1,6 +1,6 @@
 """The accounts of a replica's load: before and after reports, starts and ends."""
 
-from minfer.routing.accounts import prefill_tokens
+from minfer.routing.accounts import MAX_ADAPTERS, prefill_tokens
 from minfer.routing.messages import (
     Dispatched,
     LoadReport,
@@ -44,6 +44,19 @@ def test_without_reports_a_replica_has_what_was_dispatched_and_has_not_ended() -
     desk.tell(RequestEnded("3"))
     assert desk["a"] == Desk("a")["a"]
     assert desk.state.requests == Map()
+
+
+def test_the_latest_adapters_are_remembered() -> None:
+    names = [str(number) for number in range(MAX_ADAPTERS + 1)]
+    desk = Desk("a")
+    desk.tell(*[Dispatched("a", ask(name, adapter=name)) for name in names])
+    assert desk["a"].adapters == tuple(names[1:])
+    desk.tell(Dispatched("a", ask("again", adapter="2")), Dispatched("a", ask("none")))
+    assert desk["a"].adapters == ("1", *names[3:], "2")
+    desk.tell(LoadReport("a", 0, 0, 0, 64))
+    assert len(desk["a"].adapters) == MAX_ADAPTERS
+    desk.tell(LoadReport("a", 0, 0, 0, 64, adapters=("7",)))
+    assert desk["a"].adapters == ("7",)
 
 
 def test_a_report_stands_for_all_that_was_dispatched_before_it() -> None:

@@ -41,6 +41,8 @@ REQUEST = RoutingRequest("r", (b"k",), 70, "t", "s", 9)
         (LoadReport, (0, 0, 0, 0), "replica"),
         (LoadReport, ("a", -1, 0, 0), "waiting"),
         (LoadReport, ("a", 0, -1, 0), "running"),
+        (LoadReport, ("a", 0, 0, 0, 0, ["a1"]), "adapters"),
+        (LoadReport, ("a", 0, 0, 0, 0, (1,)), "adapters"),
         (LoadReport, ("a", 0, 0, -1), "prefill"),
         (LoadReport, ("a", 0, 0, 0.5), "prefill"),
         (LoadReport, ("a", 0, 0, 0, -1), "pages"),

@@ -12,7 +12,13 @@ from hypothesis import given
 
 from minfer.blocks.keys import DIGEST, Key, block_keys
 from minfer.records.config import CacheGroup, EngineConfig
-from minfer.records.messages import Cancel, Pause, Submit
+from minfer.records.messages import (
+    AdapterFailed,
+    AdapterLoaded,
+    Cancel,
+    Pause,
+    Submit,
+)
 from minfer.records.policy import FirstCome
 from minfer.records.request import Request, SamplingParams
 from minfer.records.state import EngineState, Turn
@@ -164,6 +170,14 @@ def test_the_load_is_what_waits_what_runs_and_what_is_left_to_compute() -> None:
     assert load_report(run.config, "a", run.state).prefill == 26
     run.drain()
     assert load_report(run.config, "b", run.state) == LoadReport("b", 0, 0, 0, 64)
+
+
+def test_adapters_on_the_device_and_on_their_way_are_reported() -> None:
+    config = evolve(CONFIG, adapter_slots=4)
+    bench = Bench(config)
+    bench.give(*[Submit(ask(name, adapter=name)) for name in ("a1", "b2", "c3")])
+    bench.give(AdapterLoaded("b2", 1), AdapterFailed("a1", 0))
+    assert load_report(config, "a", bench.state).adapters == ("b2", "c3")
 
 
 def test_without_a_full_group_waiting_prompts_count_whole() -> None:
