@@ -51,13 +51,14 @@ SUBFOLDERS: Final = {
     "lifecycle policies records sampling blocks values",
     "effects/cli": "compare verify",
     "effects/serving": "processes input_workers tokens observability "
-    "openai anthropic request_parsing access wire page",
+    "openai anthropic adapters request_parsing access wire page",
     "effects/runs": "page",
     "effects/cluster": "ray processes engine_client engine_server dispatch link",
-    "effects/live": "input_processing engine beams constraints journal",
+    "effects/live": "input_processing engine adapters beams constraints journal",
     "effects/text": "tools grammars",
     "effects/execution": "warming running ranks cuda packing cpu tiers device",
-    "effects/models": "fallback checkpoint layout architecture formats gguf families",
+    "effects/models": "draft_heads adapters fallback checkpoint layout architecture "
+    "formats gguf families",
 }
 EXCEPTIONS: Final = (
     "minfer/__init__.py",

@@ -160,7 +160,7 @@ def test_what_is_broken_is_found_and_the_law_is_named(kind: type[Policy]) -> Non
 def test_a_failure_is_a_short_story_and_a_journal_that_replays(tmp_path: Path) -> None:
     policy, path = AdaptiveLastIn(), tmp_path / "starving.journal"
     with pytest.raises(PolicyError) as caught:
-        check_policy(policy, seed=1, save=str(path))
+        check_policy(policy, seed=2, save=str(path))
     error = caught.value
     assert error.law == LAWS["AdaptiveLastIn"]
     assert len(error.turns) < 80
@@ -322,15 +322,24 @@ class WithBudget(Duck):
         return min(load.budget, 5)
 
 
-class WholeDuck(WithBudget):
+class WithDrafts(WithBudget):
     def drafts(self, _: int, __: Load, ___: int) -> int:
         return 1
+
+
+class WholeDuck(WithDrafts):
+    def adapter_passes(self, _: int, __: Load) -> int:
+        return 4
 
 
 @pytest.mark.long
 def test_any_object_with_the_methods_will_do() -> None:
     check_policy(WholeDuck(), max_examples=20)
-    for lacks, kind in (("budget", Duck), ("drafts", WithBudget)):
+    for lacks, kind in (
+        ("budget", Duck),
+        ("drafts", WithBudget),
+        ("adapter_passes", WithDrafts),
+    ):
         with pytest.raises(PolicyError, match=f"no attribute '{lacks}'"):
             check_policy(kind(), max_examples=60, seed=7)
 

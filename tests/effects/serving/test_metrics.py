@@ -48,6 +48,14 @@ def start_llm(folder: str) -> Iterator[StartLLM]:
         llm.close()
 
 
+OF_ADAPTERS = (
+    "adapter_generation_tokens",
+    "adapter_requests",
+    "num_adapters_running",
+    "num_adapters_waiting",
+)
+
+
 @pytest.mark.long
 def test_each_says_in_plain_words_what_it_is(start_llm: StartLLM, tmp_path: Path) -> None:
     llm, metrics, _ = start_llm(journal=tmp_path)
@@ -62,10 +70,12 @@ def test_each_says_in_plain_words_what_it_is(start_llm: StartLLM, tmp_path: Path
     help_texts = {
         family.name.removeprefix("minfer_"): family.documentation for family in families
     }
-    # And no help of what is not, but for what engines count that send each other blocks.
+    # And no help of what is not, but for what engines count that send each other blocks,
+    # and of adapters, which this one has not enabled.
     sent = Peers(PeerPlan(name="x", role=PREFILL), 1).totals().keys()
-    assert sent <= HELP.keys()
-    assert help_texts.keys() - {"cache_config_info"} == HELP.keys() - sent
+    others = {*sent, *OF_ADAPTERS}
+    assert others <= HELP.keys()
+    assert help_texts.keys() - {"cache_config_info"} == HELP.keys() - others
     for name, words in help_texts.items():
         assert words.endswith("."), name
         assert len(words.split()) >= 5, name

@@ -144,7 +144,7 @@ def test_a_signal_ends_what_runs_politely(
         assert (running.returncode, unexpected(err)) == (code, stderr)
         (line,) = [line for line in out.split("\n") if "POST /v1/completions 200" in line]
         name = answer.headers["x-request-id"]
-        assert re.search(rf" ms id={name} key=key tokens=1\+\d+$", line)
+        assert re.search(rf" ms id={name} key=key model=\S+ tokens=1\+\d+$", line)
 
 
 def test_an_occupied_port_is_reported_before_loading(

@@ -71,7 +71,8 @@ def test_clients_get_what_they_get_without(bundled: Serving) -> None:
     ("config", "message"),
     [
         ('{"method": "ngram", "num_speculative_tokens": 0}', "from 1 to 64"),
-        ('{"method": "eagle3"}', "not here yet"),
+        ('{"method": "eagle3"}', "eagle3 needs a model"),
+        ('{"method": "medusa", "model": "x"}', "not supported; choose one of"),
         ('{"method": "draft_model", "model": "/no/such/draft"}', "/no/such/draft"),
         ('{"method": "ngram", "tokens": 4}', "no key of it"),
     ],
