@@ -209,7 +209,9 @@ def full_state() -> EngineState:
     """A state in which everything is there: who waits and runs, steps, fences, published
     blocks.
     """
-    states = (turn.before for seed in range(40) for turn in recorded(seed)[1])
+    # Seed 64 has such a state; another one may, once the engine decides otherwise.
+    seeds = range(60, 200)
+    states = (turn.before for seed in seeds for turn in recorded(seed)[1])
     return next(
         one
         for one in states
