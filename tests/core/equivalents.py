@@ -8,6 +8,16 @@ error.
 from typing import Final
 
 EQUIVALENT: Final[dict[str, str]] = {
+    "sampling/reference_sampler.py | _deviations | swap | depth[t] - mean -> mean - depth[t]": (
+        "Of the difference only the magnitude is taken."
+    ),
+    (
+        "tiers/finish.py | _release | condition | change.prefix.release if "
+        "transfer.kind.to_device else change.prefix.unpin -> change.prefix.unpin"
+    ): (
+        "A block that is both held and pinned stays until both are given back, in either "
+        "order; one that is not pinned is released by both."
+    ),
     "blocks/window.py | unreleased | comparison | start < sinks -> start <= sinks": (
         "A shortcut: from the end of the sink blocks on, what is kept of them is nothing."
     ),
