@@ -119,6 +119,20 @@ def test_fields_of_a_request_end_where_they_say(
         assert caught.value.param == name
 
 
+@pytest.mark.parametrize("name", ["num_stored_blocks", "first_block"])
+def test_blocks_of_a_transfer_are_counted_in_whole_numbers(name: str) -> None:
+    for value in (0, 2**63 - 1):
+        assert getattr(KvTransfer(**{name: value}), name) == value
+    bad: list[Any] = [-1, 2**63, 1.0, 0.5, None, True]
+    for value in bad:
+        with pytest.raises(ParameterError) as caught:
+            KvTransfer(**{name: value})
+        assert caught.value.param == f"kv_transfer.{name}"
+    push_to: Any = 1
+    with pytest.raises(ParameterError, match="push_to"):
+        KvTransfer(push_to=push_to)
+
+
 @pytest.mark.parametrize(
     "more",
     [
