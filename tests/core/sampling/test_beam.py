@@ -258,7 +258,7 @@ def test_of_equal_hypotheses_the_earlier_ones_are_kept() -> None:
     """The beams have as many as they may; those that end now are as good, no better."""
     this = this_round(BeamSearch(length_penalty=0.0), 3, 9, [(7,), (8,)])
     known = tuple(Hypothesis((at,), -3.0, -3.0, "stop") for at in (1, 2))
-    search = Search((-2.0, -2.5), offers({0: -1.0, 1: -0.1}, {0: -0.5, 1: -0.2}), known)
+    search = Search((-2.0, -2.5), offers({0: -1.0, 1: -1.1}, {0: -0.5, 1: -0.6}), known)
     assert choose_beams(search, this).hypotheses == known
     better = offers({0: -0.5, 1: -0.6}, {0: -0.5, 1: -0.6})
     done = choose_beams(Search((-2.0, -2.5), better, known), this).hypotheses
