@@ -121,7 +121,8 @@ def test_fields_of_a_request_end_where_they_say(
 
 @pytest.mark.parametrize("name", ["num_stored_blocks", "first_block"])
 def test_blocks_of_a_transfer_are_counted_in_whole_numbers(name: str) -> None:
-    for value in (0, 2**63 - 1):
+    good: list[Any] = [0, 2**63 - 1]
+    for value in good:
         assert getattr(KvTransfer(**{name: value}), name) == value
     bad: list[Any] = [-1, 2**63, 1.0, 0.5, None, True]
     for value in bad:
