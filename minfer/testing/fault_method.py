@@ -37,7 +37,11 @@ _FIXED: Final[dict[str, tuple[Callable[..., Any], ...]]] = {
     "budget": (lambda _, __: 1,),
     "drafts": (lambda *_: 0,),
     "adapter_passes": (lambda *_: 0,),
-    "may_preempt": (lambda *_: True, lambda *_: False),
+    "may_preempt": (
+        lambda _, waiting, running: waiting < running,
+        lambda *_: True,
+        lambda *_: False,
+    ),
     "victim": (lambda *_: 1,),
     "admit_from": (lambda _, load: load.time,),
     "defer": (lambda state, *_: (False, state),),

@@ -44,8 +44,11 @@ from minfer.testing.story_search import FailedStory, Search
 from minfer.testing.trial import VOCAB, Law, Trial
 
 HEAVY_SHARE: Final = 60  # stories with heavy tails for each hundred other stories
+SEARCH_SIZE: Final = 10  # ordinary stories that are drawn by one search
 _gaps = st.sampled_from((0.0, 0.0, 0.001, 0.03, 0.4, 3.0, 20.0))
 _paces = st.sampled_from((1.0, 0.1, 10.0))
+# Most are equal or next to each other, where policies compare; few are extreme.
+_priorities = st.sampled_from((0, 1, -1, 0, 1, 2, -3, 1 - 2**53, 2**53 - 1))
 # Two kinds, so that a story has few choices: as many drafts as possible, or as many as
 # are profitable.
 _FIXED: Final = Speculation(drafter=DEVICE, drafts=2, adaptive=False)
@@ -93,7 +96,7 @@ def requests(name: str = "r0") -> st.SearchStrategy[Request]:
         stop_ids=st.sampled_from((frozenset[int](), frozenset(range(4)))),
         n=st.sampled_from((1, 1, 1, 2, 3)),
         output=st.sampled_from(((), (), (), (5,))),
-        priority=st.integers(-3, 3) | st.sampled_from((1 - 2**53, 2**53 - 1)),
+        priority=_priorities,
         client=st.sampled_from(("", "a", "b")),
         deadline=st.sampled_from((inf, 1.0, 0.05, 30.0, 1e-9)),
     )
@@ -244,13 +247,16 @@ def _check(
         Story, configs(policy), _paces, traces(), requests("mine"), st.integers(-2, 2)
     )
     kinds: list[tuple[st.SearchStrategy[AnyStory], int, int | None]] = [
-        (heavy_stories(policy), 2, _heavy_seed(seed, index))
+        (heavy_stories(policy), 2, _search_seed(seed, index))
         for index in range(max(1, max_examples * HEAVY_SHARE // 100))
     ]
     kinds += [
         (st.just(SteadyLoad(fresh_clients=False)), 1, seed),
         (st.just(SteadyLoad(fresh_clients=True)), 1, seed),
-        (ordinary, max_examples, seed),
+    ]
+    kinds += [
+        (ordinary, min(SEARCH_SIZE, max_examples - begin), _search_seed(seed, begin))
+        for begin in range(0, max_examples, SEARCH_SIZE)
     ]
     for stories, number, search_seed in kinds:
         search = Search(policy, bounds, second, hidden)
@@ -262,10 +268,11 @@ def _check(
             raise error from search.failed.error.__cause__
 
 
-def _heavy_seed(seed: int | None, index: int) -> int | None:
-    """The seed of a search for heavy stories. Each of them has a search of its own: in a
-    long one, hypothesis varies a few stories, and rare values are often in none of them.
-    A search begins with the simplest story, so it tries two.
+def _search_seed(seed: int | None, index: int) -> int | None:
+    """The seed of one of several searches. In a long one, hypothesis varies a few
+    stories, and rare values are often in none of them: so ordinary stories have several,
+    and each heavy one has its own. A search begins with the simplest story, so that one
+    for a heavy story tries two.
     """
     return None if seed is None else 10_000 * seed + index
 

@@ -13,12 +13,13 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from minfer.planning.schedule import queue_blocked_by
 from minfer.policies.builtin import Ageing
 from minfer.policies.fair_queue import FairQueue
 from minfer.records.messages import Execute
 from minfer.records.policy import FirstCome, Load, Rank
 from minfer.records.request import Request
-from minfer.records.state import pages_coming
+from minfer.records.state import head_of_queue, pages_coming
 from minfer.testing.trial import Law, Trial
 from minfer.values.pmap import Map
 from tests.kit.example_sound import TwoClasses
@@ -163,17 +164,18 @@ def stated_budget(trial: Trial) -> None:
 
 
 def urgent_preempts(trial: Trial) -> None:
-    """While a request waits for a row, none that is less urgent runs; but while blocks
-    are about to be freed, the engine preempts none, and a request with an adapter may
-    wait for that.
+    """When a step is planned, the head of the queue does not wait for the row of a
+    request that is less urgent; but while blocks are about to be freed, the engine
+    preempts none.
     """
-    state = trial.turns[-1].transition.state
-    if pages_coming(state):
+    turn = trial.turns[-1]
+    state = turn.transition.state
+    plans = any(isinstance(command, Execute) for command in turn.transition.commands)
+    if not plans or pages_coming(turn.before) or pages_coming(state):
         return
-    if state.waiting and len(state.running) == trial.config.max_num_seqs:
-        head, last = state.waiting.first().request, state.running.seqs[-1].request
-        is_right = head.adapter or head.priority >= last.priority
-        assert is_right, f"{head.id} waits while {last.id} runs"
+    if state.waiting and queue_blocked_by(trial.config, state) == "rows":
+        head, last = head_of_queue(state).request, state.running.seqs[-1].request
+        assert head.priority >= last.priority, f"{head.id} waits while {last.id} runs"
 
 
 @frozen
