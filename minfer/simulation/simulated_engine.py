@@ -138,14 +138,12 @@ class _SimulatedTransfers:
 
     def peek(self, now: float) -> list[Moved | Lost]:
         """Those that will have ended, in order; they stay."""
-        if self.next > now:
-            return []
         return [end for time, _, end in sorted(self.due) if time <= now]
 
     def ended(self, now: float) -> list[Moved | Lost]:
         """Those that have ended, in order; they are dropped."""
         ends = list[Moved | Lost]()
-        while self.next <= now:
+        while self.due and self.due[0][0] <= now:
             ends.append(heappop(self.due)[2])
         return ends
 
@@ -249,12 +247,13 @@ class SimulatedEngine:
         walk = SteadyWalk(self.config, self.number, self.state, yields)
         while self._collects < until and len(walk.times) < max_turns:
             before = walk.state
-            if not self._take_up_to_block_turn(walk, until, max_turns):
-                break
+            goes_on = self._take_up_to_block_turn(walk, until, max_turns)
             after = walk.state
             if note_cache and after.blocks.prefix is not before.blocks.prefix:
                 note_cache(before, after)
-            if self.config.has_tiers and not is_steady(self.config, after):
+            if not goes_on or (
+                self.config.has_tiers and not is_steady(self.config, after)
+            ):
                 break
         if not walk.times:
             return None
@@ -276,8 +275,8 @@ class SimulatedEngine:
     def _take_up_to_block_turn(
         self, walk: SteadyWalk, until: float, max_turns: int
     ) -> bool:
-        """Take the quiet turns that follow, and a turn that changes blocks. Returns
-        whether such a turn was taken, and steady ones may follow.
+        """Take the quiet turns that follow, and a turn that changes blocks or leaves out
+        sequences. Returns whether such a turn was taken, and steady ones may follow.
         """
         run, max_turns = walk.state.running, max_turns - len(walk.times)
         rows = len(run)
@@ -291,11 +290,15 @@ class SimulatedEngine:
             commands = walk.take_block_turn([*times, now], ends)
             if commands is not None:
                 self._transfers.ended(now)
-                self._steady_times(rows, positions + rows * len(times), until, 1)
+                positions += rows * len(times)
+                # Those that are left out are scheduled as far as they were.
+                for i in walk.left_out:
+                    positions -= walk.state.running.scheduled[i] + 1
+                self._steady_times(rows - len(walk.left_out), positions, until, 1)
                 self._begin_transfers(commands)
         if commands is None and times:
             walk.take_quiet(times)
-        return commands is not None
+        return commands is not None and not walk.left_out
 
     def _steady_times(
         self, rows: int, positions: int, until: float, max_turns: int

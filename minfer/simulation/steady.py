@@ -10,6 +10,8 @@ turns is computed without `engine.step`, by `SteadyWalk`:
     a block turn  by the functions that `step` calls for that: some sequences fill a
                   block, which is published and stored in tiers, or need the next one;
                   or a transfer has ended, or blocks behind a fence are freed
+    a last turn   likewise, but some sequences have all their tokens planned, and the
+                  plan leaves them out; no steady turn follows
 
 The state is the one that `step` computes, field by field, and the turns are the same:
 `SteadyTurns.turns` calls `step` for a reader who wants to see each. Every condition that
@@ -35,7 +37,7 @@ from minfer.records.config import EngineConfig
 from minfer.records.messages import Command, Executed, Lost, Moved, Tick
 from minfer.records.plan import Grow, Plan, Yields
 from minfer.records.policy import FirstCome
-from minfer.records.sequence import Running
+from minfer.records.sequence import Running, edited_column, less
 from minfer.records.state import EngineState, Turn
 from minfer.tiers.finish import finish_transfer
 from minfer.tiers.store import store_blocks
@@ -154,6 +156,8 @@ class SteadyWalk:
     min_available: int = Factory(
         lambda self: self.before.blocks.available, takes_self=True
     )
+    # Positions of sequences that the plan of the last turn leaves out.
+    left_out: tuple[int, ...] = ()
     # how tables grow in the plans of the last turns
     _grows: deque[tuple[Grow, ...]] = Factory(
         lambda self: deque(maxlen=self.config.depth), takes_self=True
@@ -172,7 +176,8 @@ class SteadyWalk:
         self, times: Sequence[float], ended: Sequence[TransferEnd]
     ) -> tuple[Command, ...] | None:
         """Take quiet turns and, at the last of these times, one in which these transfers
-        have ended, blocks are published, stored in tiers and freed, and tables grow.
+        have ended, blocks are published, stored in tiers and freed, tables grow, and
+        sequences that need no more steps are left out of the plan.
 
         Returns the transfers that begin; None, and no turn is taken, if more than that
         happens in the last turn, such as the end of a sequence.
@@ -180,11 +185,14 @@ class SteadyWalk:
         before, config, num_turns = self.state, self.config, len(times)
         run, num_rows = before.running, len(before.running)
         scheduled = _plus(run.scheduled, num_turns - 1)
-        if self._has_windows or any(map(ge, scheduled, run.last_index)):
+        left_out = tuple(compress(range(num_rows), map(ge, scheduled, run.last_index)))
+        # With one step in flight, those that are left out end in this turn.
+        is_end = bool(left_out) and config.depth == 1
+        if self._has_windows or is_end or len(left_out) == num_rows:
             return None
         growing = tuple(compress(range(num_rows), map(ge, scheduled, run.grow_at)))
         # `grow` looks at what is scheduled before the plan of the last turn.
-        num_planned = num_turns - bool(growing)
+        num_planned = num_turns - bool(growing or left_out)
         state = _advanced(config, before, times, self.yields, num_planned)
         known = state.running.known
         ripe = tuple(compress(range(num_rows), map(ge, known, run.publish_at)))
@@ -203,15 +211,18 @@ class SteadyWalk:
             stored = store_blocks(config, state)
             state, commands = stored.state, stored.commands
         grows: tuple[Grow, ...] = ()
-        if growing:
+        if growing or left_out:
             if len(growing) * config.block_pages > state.blocks.available:
                 return None
-            state, grown, _ = grow(config, state, growing, set())
+            skipped = {run.run_ids[i] for i in left_out}
+            state, grown, _ = grow(config, state, growing, skipped)
             grows = tuple(grown.values())
-            grown_run = evolve(state.running, scheduled=_plus(scheduled, 1))
-            state = evolve(state, running=grown_run)
+            cells = {i: scheduled[i] for i in left_out}
+            scheduled = edited_column(_plus(scheduled, 1), cells)
+            state = evolve(state, running=evolve(state.running, scheduled=scheduled))
         if ended:
             self.ended[len(self.times) + num_turns - 1] = tuple(ended)
+        self.left_out = left_out
         self._append(state, times, grows)
         return commands
 
@@ -227,18 +238,9 @@ class SteadyWalk:
 
     def done(self) -> SteadyTurns:
         """The turns, with the plans that are in flight after them."""
-        run, column = self.state.running, ones(len(self.state.running))
         num_new = len(self._grows)
         new = [
-            Plan(
-                step=self.state.next_step + turn,
-                run_ids=run.run_ids,
-                rows=run.rows,
-                starts=tuple([start + turn for start in run.scheduled]),
-                num_scheduled_tokens=column,
-                max_sampled_tokens=column,
-                grows=grows,
-            )
+            self._plan(turn, grows)
             for turn, grows in zip(range(-num_new, 0), self._grows, strict=True)
         ]
         inflight = (*self.before.inflight[num_new:], *new)
@@ -251,6 +253,26 @@ class SteadyWalk:
             tuple(self.times),
             self.ended,
             self.min_available,
+        )
+
+    def _plan(self, turn: int, grows: tuple[Grow, ...]) -> Plan:
+        """The plan of the last turn (-1), or of one before it (-2 ...)."""
+        run, left_out = self.state.running, self.left_out
+        # As far as it would be scheduled with the sequences that are left out.
+        scheduled = edited_column(
+            run.scheduled, {i: run.scheduled[i] + 1 for i in left_out}
+        )
+        starts = _plus(scheduled, turn)
+        out = [*left_out] if turn == -1 else []
+        column = ones(len(run) - len(out))
+        return Plan(
+            step=self.state.next_step + turn,
+            run_ids=less(run.run_ids, out),
+            rows=less(run.rows, out),
+            starts=less(starts, out),
+            num_scheduled_tokens=column,
+            max_sampled_tokens=column,
+            grows=grows,
         )
 
 
