@@ -78,6 +78,10 @@ class EngineConfig:
     # a forward's budget
     max_num_batched_tokens: int = field(default=2048, validator=number(1))
     vocab_size: int = field(default=2**31, validator=number(1))
+    # How long a step may take decode rows because of prefill, in seconds: the time
+    # between tokens. 0: by the load; None: no matter how long. Steps take at least
+    # `MIN_PREFILL_TOKENS` of prefill, however long these take.
+    itl_target: float | None = field(default=None, validator=number(0))
     depth: int = field(default=2, validator=number(1))  # steps in flight
     max_failures: int = field(default=3, validator=number(1))  # of one sequence's steps
     max_waiting: int = field(default=2**20, validator=number(1))  # samples that may wait
