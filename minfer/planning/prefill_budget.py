@@ -14,7 +14,7 @@ prefill tokens of a step beside decode rows:
   still to be computed. So however long prompts are, they are computed as fast as they
   come, and a burst as fast as without a target.
 
-A bounded step takes at least `MIN_TOKENS` prefill tokens, so prompts always get ahead.
+A bounded step may take at least `min_prefill_tokens`, so prompts always get ahead.
 """
 
 from typing import Final
@@ -27,7 +27,7 @@ from minfer.values.record import evolve
 
 STRETCH: Final = 1.15
 TOKENS_PER_DECODE_ROW: Final = 8
-BACKLOG_STEPS: Final = 16
+BACKLOG_STEPS: Final = 12
 
 
 def step_load(
@@ -47,7 +47,11 @@ def step_load(
     if waiting:  # a sum over all would cost more the more there are
         prompt_tokens += len(waiting) * len(waiting.first().history)
     load = evolve(
-        load, decoding=decoding, prompt_tokens=prompt_tokens, step_times=state.step_times
+        load,
+        decoding=decoding,
+        prompt_tokens=prompt_tokens,
+        min_prefill_tokens=config.min_prefill_tokens,
+        step_times=state.step_times,
     )
     if not decoding:
         return load

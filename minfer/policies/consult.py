@@ -266,6 +266,11 @@ def budget(
     return max(min_tokens, min(answer, config.max_num_batched_tokens)), state
 
 
+def keeps_budget(config: EngineConfig) -> bool:
+    """Whether the policy leaves the token budget to the engine."""
+    return getattr(type(config.policy), "budget", None) is Policy.budget
+
+
 def drafts(
     config: EngineConfig, state: EngineState, load: Load, limit: int
 ) -> tuple[int, EngineState]:

@@ -78,10 +78,11 @@ class EngineConfig:
     # a forward's budget
     max_num_batched_tokens: int = field(default=2048, validator=number(1))
     vocab_size: int = field(default=2**31, validator=number(1))
-    # How long a step may take decode rows because of prefill, in seconds: the time
-    # between tokens. 0: by the load; None: no matter how long. Steps take at least
-    # `MIN_PREFILL_TOKENS` of prefill, however long these take.
+    # Target for the time between tokens (inter-token latency), in seconds: what a step
+    # with prefill may take decode rows. 0: by the load; None: no matter how long. A step
+    # takes `min_prefill_tokens`, if prompts have so many, however long they take.
     itl_target: float | None = field(default=None, validator=number(0))
+    min_prefill_tokens: int = field(default=64, validator=number(1))
     depth: int = field(default=2, validator=number(1))  # steps in flight
     max_failures: int = field(default=3, validator=number(1))  # of one sequence's steps
     max_waiting: int = field(default=2**20, validator=number(1))  # samples that may wait

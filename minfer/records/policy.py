@@ -18,9 +18,6 @@ from minfer.records.request import Request
 from minfer.records.step_times import StepTimes
 
 ADAPTER_PASSES: Final = 4  # of `Policy.adapter_passes`, unless a policy says otherwise
-# Prefill tokens that a step takes at least, whatever its target; and of which a budget
-# has a multiple: CUDA graphs are padded to that.
-MIN_PREFILL_TOKENS: Final = 64
 Rank = tuple[float, ...]  # lower goes first; the engine breaks ties by arrival
 
 
@@ -43,14 +40,16 @@ class Load:
     paused: bool = False
     # For `Policy.budget`, if the configuration has an `itl_target`: rows of this step
     # that decode; prompt tokens to be computed, where prompts that wait count as if all
-    # were as long as the first; and how long recent steps took.
+    # were as long as the first; and the prefill tokens that fit, by how long recent steps
+    # took.
     decoding: int = 0
     prompt_tokens: int = 0
+    min_prefill_tokens: int = 1  # of the configuration
     step_times: StepTimes | None = None
 
     def budget_within(self, seconds: float) -> int:
-        """The tokens with which a step of decode rows and prefill takes about `seconds`;
-        `MIN_PREFILL_TOKENS` of prefill at least.
+        """The tokens with which a step of decode rows and prefill takes about `seconds`:
+        of prefill a multiple of `min_prefill_tokens`, once at least.
 
         Without decode rows no token is delayed, and it is `budget`; also if the
         configuration has no `itl_target`, as then durations are not measured.
@@ -58,8 +57,8 @@ class Load:
         if not self.decoding or self.step_times is None:
             return self.budget
         tokens = self.step_times.tokens_within(seconds)
-        tokens -= tokens % MIN_PREFILL_TOKENS
-        return self.decoding + max(MIN_PREFILL_TOKENS, tokens)
+        tokens -= tokens % self.min_prefill_tokens
+        return self.decoding + max(self.min_prefill_tokens, tokens)
 
 
 class Policy(Protocol):
