@@ -25,7 +25,7 @@ from minfer.records.drafting import NOTHING_DRAFTED, Drafting, SampleAcceptance
 from minfer.records.plan import Plan
 from minfer.records.sequence import Chain, Running, Sequence, Tables
 from minfer.records.state import EngineState, LiveRequest
-from minfer.records.step_times import StepTimes
+from minfer.records.step_times import NOT_MEASURED, StepTimes
 
 
 def state_digest(state: EngineState) -> bytes:
@@ -42,7 +42,7 @@ def projected(state: EngineState) -> dict[str, Any]:
         **({"paused": paused} if paused else {}),
         **({"drafting": drafting} if drafting else {}),
         **({"adapters": _adapters(state.adapters)} if state.adapters.slots else {}),
-        **({"step times": _step_times(times)} if times != StepTimes() else {}),
+        **({"step times": _step_times(times)} if times != NOT_MEASURED else {}),
         "time": state.time,
         "next step": state.next_step,
         "next generation": state.next_run_id,

@@ -24,7 +24,7 @@ from minfer.values.record import evolve
 # Weights of the last step in the averages.
 DECODE_WEIGHT: Final = 1 / 8
 RISE_WEIGHT: Final = 1 / 2
-FALL_WEIGHT: Final = 1 / 32
+FALL_WEIGHT: Final = 1 / 64
 # A step counts as at most so many times the average: one that waited for a compilation
 # says little about the next ones.
 MAX_OUTLIER: Final = 4.0
@@ -68,6 +68,9 @@ class StepTimes:
         if not self.decode or left <= 0:
             return 0
         return most if most * self.token <= left else int(left / self.token)
+
+
+NOT_MEASURED: Final = StepTimes()
 
 
 def _average(known: float, last: float, weight: float) -> float:
