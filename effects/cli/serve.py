@@ -50,7 +50,6 @@ COMMON: Final = (
     "--max-model-len",
     "--max-num-seqs",
     "--max-num-batched-tokens",
-    "--itl-target",
     "--gpu-memory-utilization",
     "--enable-prefix-caching",
     "--scheduling-policy",
