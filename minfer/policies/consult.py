@@ -255,7 +255,8 @@ def may_preempt(
 def budget(
     config: EngineConfig, state: EngineState, load: Load
 ) -> tuple[int, EngineState]:
-    """The tokens of a step, within the engine's limit. First come: the limit.
+    """The tokens of a step, within the engine's limit. First come: what keeps prefill to
+    the target for the time between tokens, or the limit without one.
 
     While nothing runs it is at least one, or the engine would never progress.
     """

@@ -28,6 +28,10 @@ def test_a_state_digest_sees_all_but_tokens() -> None:
         {"free_rows": (77,)},
         {"next_run_id": 10**6},
         {"faults": ((("x", 0), 1),)},
+        *(
+            {"step_times": attrs.evolve(state.step_times, **change)}
+            for change in ({"began": 7.5}, {"decode": 7.5}, {"token": 7.5}, {"tokens": 7})
+        ),
     ):
         assert state_digest(attrs.evolve(state, **change)) != state_digest(state)
 
