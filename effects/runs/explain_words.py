@@ -46,8 +46,8 @@ CAUSES: Final = {
     ),
     "budget": Cause(
         "tokens of a step",
-        "others took all tokens of the steps: {budget:,} each",
-        "raise --max-num-batched-tokens above {budget:,}, which makes steps longer",
+        "others took all tokens of the steps: {budget_words}",
+        "{budget_remedy}, which makes steps longer",
     ),
     "share": Cause(
         "its client's share",
@@ -130,12 +130,28 @@ def config_words(config: EngineConfig, whose: str = "its") -> dict[str, object]:
         "blocks": config.num_blocks,
         "size": config.block_size,
         "rows": config.max_num_seqs,
-        "budget": config.max_num_batched_tokens,
+        "budget_words": _budget_words(config),
+        "budget_remedy": _budget_remedy(config),
         "slots": config.adapter_slots,
         "policy": policy_name(config.policy),
         "by_priority": isinstance(config.policy, Priority | Ageing),
         "order_remedy": _order_remedy(config.policy, whose),
     }
+
+
+def _budget_words(config: EngineConfig) -> str:
+    """How many tokens a step takes."""
+    budget = f"{config.max_num_batched_tokens:,}"
+    if config.itl_target is None:
+        return f"{budget} each"
+    return f"at most {budget} each, and fewer beside sequences that decode (--itl-target)"
+
+
+def _budget_remedy(config: EngineConfig) -> str:
+    """What gives a step more tokens."""
+    if config.itl_target is None:
+        return f"raise --max-num-batched-tokens above {config.max_num_batched_tokens:,}"
+    return "set --itl-target to more milliseconds, or to none"
 
 
 def _order_remedy(policy: Policy, whose: str) -> str:

@@ -24,6 +24,7 @@ from minfer.effects.setup.option_values import (
     COUNT,
     FLAG,
     FOLDER,
+    ITL,
     KV_EVENTS,
     LENGTH,
     LORA_MODULES,
@@ -259,6 +260,15 @@ class EngineArgs(ModelArg):
     )
     max_num_batched_tokens: int | None = option(
         None, "most tokens of one step (default: 8192 on a GPU, else 2048)", COUNT
+    )
+    itl_target: float | str | None = option(
+        None,
+        "how long a step may take, in milliseconds, because prompts are computed beside "
+        "running sequences, which wait for it: a target for the time between tokens; "
+        "auto: little longer than without prompts, as long as they do not pile up; none: "
+        "as long as --max-num-batched-tokens takes (default: none; of minfer serve: "
+        "auto, but none with speculation)",
+        ITL,
     )
     gpu_memory_utilization: float | None = option(
         None,

@@ -36,6 +36,7 @@ VALUE_ALIASES: Final[Mapping[str, Mapping[str, str]]] = {
     "dtype": {f"torch.{name}": name for name in ("float16", "bfloat16", "float32")},
 }
 AUTO_LENGTH: Final = -1  # of `max_model_len`: as many tokens as fit into memory
+ITL_WORDS: Final = ("auto", "none")  # of a target for the time between tokens
 MIN_CONTEXT_TOKENS: Final = 2  # tokens of a context
 
 
@@ -55,6 +56,19 @@ def read_seconds(text: str) -> float:
     if not 0 <= seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0")
     return seconds
+
+
+def read_itl_target(text: str) -> float | str:
+    """Returns milliseconds, "auto" or "none"."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _is_itl_target(value: Any) -> bool:
+    fits = is_number(value) and 0 < value < math.inf
+    return value is None or fits or value in ITL_WORDS
 
 
 def read_bytes(text: str) -> int:
@@ -244,6 +258,12 @@ LENGTH: Final = OptionKind(
     read_length,
 )
 BYTES: Final = whole_number(1, "BYTES", read_bytes)
+ITL: Final = OptionKind(
+    "a number of milliseconds above 0, auto or none",
+    _is_itl_target,
+    "MS",
+    read_itl_target,
+)
 SHARE: Final = OptionKind("above 0 and at most 1", _is_share, "SHARE", float)
 MODEL: Final = OptionKind("the path of a checkpoint folder", _is_model, "MODEL")
 FOLDER: Final = OptionKind("a folder", _is_path, "DIR")

@@ -494,7 +494,8 @@ _GROUPS: Final = (
     ),
     _Group(
         _R,
-        "the tokens of a step are bounded by --max-num-batched-tokens",
+        "the tokens of a step are bounded by --max-num-batched-tokens, and those of "
+        "prompts beside running sequences by --itl-target",
         "max-num-scheduled-tokens long-prefill-token-threshold "
         "long-prefill-token-threshold-adaptive prefill-schedule-interval "
         "max-num-active-seqs",

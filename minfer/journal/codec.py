@@ -41,6 +41,7 @@ from minfer.records import (
     speculation,
     state,
     state_keeping,
+    step_times,
     tiers,
     waiting,
 )
@@ -73,6 +74,7 @@ _MODULES: Final = (
     speculation,
     state,
     state_keeping,
+    step_times,
     structured,
     tiers,
     waiting,

@@ -25,6 +25,7 @@ from minfer.records.drafting import NOTHING_DRAFTED, Drafting, SampleAcceptance
 from minfer.records.plan import Plan
 from minfer.records.sequence import Chain, Running, Sequence, Tables
 from minfer.records.state import EngineState, LiveRequest
+from minfer.records.step_times import NOT_MEASURED, StepTimes
 
 
 def state_digest(state: EngineState) -> bytes:
@@ -36,11 +37,12 @@ def projected(state: EngineState) -> dict[str, Any]:
     """The facts of a state, in JSON types."""
     blocked, prefix = state.blocked, state.blocks.prefix
     paused = [list(name) for name in sorted(state.paused)]
-    drafting = _drafting(state.drafting)
+    drafting, times = _drafting(state.drafting), state.step_times
     return {
         **({"paused": paused} if paused else {}),
         **({"drafting": drafting} if drafting else {}),
         **({"adapters": _adapters(state.adapters)} if state.adapters.slots else {}),
+        **({"step times": _step_times(times)} if times != NOT_MEASURED else {}),
         "time": state.time,
         "next step": state.next_step,
         "next generation": state.next_run_id,
@@ -65,6 +67,10 @@ def projected(state: EngineState) -> dict[str, Any]:
         "requests": {name: _live(state.requests[name]) for name in state.requests},
         "policy": dump(state.policy),
     }
+
+
+def _step_times(times: StepTimes) -> list[Any]:
+    return [times.began, times.decode, times.token, times.tokens]
 
 
 def _drafting(drafting: Drafting) -> dict[str, Any]:

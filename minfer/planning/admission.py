@@ -220,9 +220,14 @@ def _preempt_for_blocks(
 def _preempt_for_tokens(builder: StepBuilder, seq: Sequence) -> Reason | None:
     """Preempt the last running sequence for its tokens of this step, if they are enough
     and the policy agrees; returns the reason, if it did.
+
+    If prefill is bounded, there is soon room again: only a row in prefill is preempted,
+    and no decode row for its one token.
     """
     run = builder.state.running
     if pages_coming(builder.state) or not len(run) or run.run_ids[-1] in builder.skipped:
+        return None
+    if builder.bounded and run.run_ids[-1] not in builder.shares:
         return None
     tokens = row_cost(
         builder.config, run.seqs[-1].request, builder.shares.get(run.run_ids[-1], 1)

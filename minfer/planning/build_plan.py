@@ -72,6 +72,8 @@ def build_plan(builder: StepBuilder) -> Plan:
         if state.needs_host_mask
         else (),
     )
+    if config.itl_target is not None and not state.inflight:  # it begins now
+        state = evolve(state, step_times=evolve(state.step_times, began=state.time))
     builder.state = evolve(
         state,
         running=evolve(run, scheduled=tuple(map(add, run.scheduled, ahead))),

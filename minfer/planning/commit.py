@@ -143,9 +143,16 @@ def _advance(
 def _update_statistics(
     config: EngineConfig, state: EngineState, plan: Plan, sizes: tuple[int, ...]
 ) -> EngineState:
-    """Record how many drafts were accepted, and that the step's samples have no fault."""
+    """Record how many drafts were accepted, how long the step took, and that its samples
+    have no fault.
+    """
     if plan.drafts and config.speculation is not None:
         state = update_acceptance(config.speculation, state, plan, sizes)
+    if config.itl_target is not None:
+        decoding, prefill = len(plan.rows) - len(plan.fills), plan.fills
+        tokens = sum([len(fill.tokens) for fill in prefill])
+        step_times = state.step_times.after(state.time, decoding, tokens)
+        state = evolve(state, step_times=step_times)
     if state.faults:
         run = state.running
         ran = {run.ids[i] for i in positions(run, set(plan.run_ids))}

@@ -22,10 +22,11 @@ from minfer.lifecycle.committed import all_committed
 from minfer.lifecycle.pausing import paused_rows, suspects
 from minfer.lifecycle.seat import table_blocks
 from minfer.planning.admission import admit_from_queue
-from minfer.planning.admit import current_load, release_sources
+from minfer.planning.admit import release_sources
 from minfer.planning.build_plan import build_plan
 from minfer.planning.grow import grow, grow_for_prefill
 from minfer.planning.plan_drafts import plan_drafts, waits_for_results
+from minfer.planning.prefill_budget import step_load
 from minfer.planning.saves import copy_start_states
 from minfer.planning.states import bound_chunk
 from minfer.planning.step_builder import StepBuilder, token_cost
@@ -167,18 +168,18 @@ def _bound_prefill(builder: StepBuilder) -> None:
 
 def _share_tokens(builder: StepBuilder) -> None:
     """Give each running row one token; rows in prefill share the rest of the budget."""
-    config, state = builder.config, builder.state
-    budget, state = consult.budget(config, state, current_load(config, state))
-    run = state.running
-    builder.state = state
+    config, state, run = builder.config, builder.state, builder.state.running
+    filled = tuple[int, ...]()
+    if state.filling:
+        positions = range(len(run))
+        filled = tuple(
+            compress(positions, map(lt, run.scheduled, run.num_known_at_admission))
+        )
+    load = step_load(config, state, filled, builder.skipped)
+    budget, state = consult.budget(config, state, load)
     builder.room = budget - (len(run) - len(builder.skipped))
-    if not state.filling:
-        return
-    filled = tuple(
-        compress(range(len(run)), map(lt, run.scheduled, run.num_known_at_admission))
-    )
-    if not filled:
-        builder.state = evolve(state, filling=False)
+    builder.bounded = load.budget < config.max_num_batched_tokens
+    builder.state = state if filled or not state.filling else evolve(state, filling=False)
     for i in filled:
         if run.run_ids[i] not in builder.skipped:
             left = (

@@ -39,6 +39,7 @@ class StepBuilder:
     bounds: dict[int, int] = field(factory=dict)
     shares: dict[int, int] = field(factory=dict)  # generation in prefill -> its tokens
     room: int = 0  # tokens of the budget that are left
+    bounded: bool = False  # whether prefill is bounded by the `itl_target`
     newcomers: list[Admission] = field(factory=list)
     admitted: dict[str, int] = field(factory=dict)  # newcomers by client
     max_sampled_tokens: tuple[int, ...] | None = None  # by row; None: one

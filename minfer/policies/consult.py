@@ -255,7 +255,8 @@ def may_preempt(
 def budget(
     config: EngineConfig, state: EngineState, load: Load
 ) -> tuple[int, EngineState]:
-    """The tokens of a step, within the engine's limit. First come: the limit.
+    """The tokens of a step, within the engine's limit. First come: what keeps prefill to
+    the target for the time between tokens, or the limit without one.
 
     While nothing runs it is at least one, or the engine would never progress.
     """
@@ -264,6 +265,11 @@ def budget(
     )
     min_tokens = 0 if len(state.running) else 1
     return max(min_tokens, min(answer, config.max_num_batched_tokens)), state
+
+
+def keeps_budget(config: EngineConfig) -> bool:
+    """Whether the policy leaves the token budget to the engine."""
+    return getattr(type(config.policy), "budget", None) is Policy.budget
 
 
 def drafts(

@@ -102,6 +102,11 @@ class EngineConfig:
     freed_run: int = field(default=64, validator=number(1))
     # How many adapters are on the device at once; 0: requests with one are rejected.
     adapter_slots: int = field(default=0, validator=number(0, MAX_ADAPTER_SLOTS))
+    # Target for the time between tokens (inter-token latency), in seconds: what a step
+    # with prefill may take decode rows. 0: by the load; None: no matter how long. A step
+    # takes `min_prefill_tokens`, if prompts have so many, however long they take.
+    itl_target: float | None = field(default=None, validator=number(0))
+    min_prefill_tokens: int = field(default=64, validator=number(1))
     # whether blocks of a window are taken chunk by chunk: computed once, on creation
     by_chunk: bool = field(init=False, eq=False, repr=False)
     # Computed, too: the index of the state group, and the pages of a state; None and 0

@@ -15,6 +15,7 @@ from attrs import frozen
 from attrs.exceptions import FrozenInstanceError
 
 from minfer.records.request import Request
+from minfer.records.step_times import StepTimes
 
 ADAPTER_PASSES: Final = 4  # of `Policy.adapter_passes`, unless a policy says otherwise
 Rank = tuple[float, ...]  # lower goes first; the engine breaks ties by arrival
@@ -29,12 +30,35 @@ class Load:
     running: int  # running sequences, with those that this step admits
     available: int  # blocks free or evictable
     arrived: float  # arrival time of the head of the queue, seconds; now if none waits
-    budget: int  # tokens a step may take, from the configuration
+    # Tokens a step may take, from the configuration; for `Policy.budget` so many that
+    # prefill keeps to the configuration's `itl_target`.
+    budget: int
     seats: int = 0  # sequences that may run at once, from the configuration
     step: int = 0  # number of the step that is planned
     # Whether all running and newly admitted sequences are paused: if no other is
     # admitted, there is no step, and its number stays until one of them continues.
     paused: bool = False
+    # For `Policy.budget`, if the configuration has an `itl_target`: rows of this step
+    # that decode; prompt tokens to be computed, where prompts that wait count as if all
+    # were as long as the first; and the prefill tokens that fit, by how long recent steps
+    # took.
+    decoding: int = 0
+    prompt_tokens: int = 0
+    min_prefill_tokens: int = 1  # of the configuration
+    step_times: StepTimes | None = None
+
+    def budget_within(self, seconds: float) -> int:
+        """The tokens with which a step of decode rows and prefill takes about `seconds`:
+        of prefill a multiple of `min_prefill_tokens`, once at least.
+
+        Without decode rows no token is delayed, and it is `budget`; also if the
+        configuration has no `itl_target`, as then durations are not measured.
+        """
+        if not self.decoding or self.step_times is None:
+            return self.budget
+        tokens = self.step_times.tokens_within(seconds)
+        tokens -= tokens % self.min_prefill_tokens
+        return self.decoding + max(self.min_prefill_tokens, tokens)
 
 
 class Policy(Protocol):

@@ -26,6 +26,7 @@ from minfer.records.messages import (
 from minfer.records.plan import Plan, Pooled, Yields
 from minfer.records.policy import Rank
 from minfer.records.sequence import Place, Running, SampleId, SampleIds, Sequence
+from minfer.records.step_times import NOT_MEASURED, StepTimes
 from minfer.records.tiers import NO_TIERS, Tiers
 from minfer.records.token_logprobs import Logprobs
 from minfer.records.waiting import WaitingQueue
@@ -99,6 +100,7 @@ class EngineState:
     deferred_clients: frozenset[str] = frozenset()  # clients that the last plan deferred
     overrides: tuple[PolicyOverride, ...] = ()  # within a turn; they leave it as reasons
     adapters: Adapters = NO_ADAPTERS
+    step_times: StepTimes = NOT_MEASURED  # as without an `itl_target`
 
 
 def head_of_queue(state: EngineState) -> Sequence:

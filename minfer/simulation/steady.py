@@ -309,8 +309,17 @@ def _advanced(
         tails=tails,
         fresh=tuple(map(add, fresh, newer)),
     )
-    next_step = state.next_step + num_turns
-    return evolve(state, time=times[-1], running=run, next_step=next_step)
+    step_times = state.step_times
+    if config.itl_target is not None:
+        for time in times:
+            step_times = step_times.after(time, len(run), 0)
+    return evolve(
+        state,
+        time=times[-1],
+        running=run,
+        next_step=state.next_step + num_turns,
+        step_times=step_times,
+    )
 
 
 def _plus(column: tuple[int, ...], number: int) -> tuple[int, ...]:

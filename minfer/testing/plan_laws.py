@@ -6,10 +6,12 @@ a device needs to know.
 """
 
 from collections.abc import Collection, Mapping
+from typing import Final
 
 from attrs import define, field
 
 from minfer.blocks.prefix import every_node
+from minfer.policies.consult import keeps_budget
 from minfer.records.adapters import NO_SLOT
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Admitted
@@ -17,6 +19,7 @@ from minfer.records.plan import Plan
 from minfer.records.request import row_sampling
 from minfer.records.sequence import SampleId
 from minfer.records.state import EngineState
+from minfer.records.step_times import MAX_GROWTH
 from minfer.testing.accounts import Seat, capacity
 from minfer.testing.books import Books
 from minfer.testing.copy_laws import check_copies
@@ -30,6 +33,8 @@ from minfer.testing.skipped_rows import (
     skips_step,
     suspects,
 )
+
+_ROUNDING: Final = 1e-9  # of floating point numbers
 
 
 @define
@@ -92,6 +97,7 @@ def check_plan(books: Books, plan: Plan, after: EngineState, planning: Planning)
     check_copies(books, plan, seats, planning.newcomers, after, copies)
     _check_members(books, plan, seats, after, planning)
     _check_budget(config, plan, seats, planning, after)
+    _check_target(config, plan, planning, after)
 
 
 def _seats_of(books: Books, plan: Plan, after: EngineState) -> dict[int, Seat]:
@@ -400,3 +406,29 @@ def _check_budget(
         drafts = sum(plan.num_scheduled_tokens[draft.index] - 1 for draft in plan.drafts)
         left = budget - planning.used + drafts
         require(left < min(short), "budget", f"{left} is left, and a prompt waits")
+
+
+def _check_target(
+    config: EngineConfig, plan: Plan, planning: Planning, after: EngineState
+) -> None:
+    """Check that a step of decode rows and prefill keeps to the target for the time
+    between tokens, as far as the durations of steps are known, and that prompts get
+    ahead.
+    """
+    decoding, num_chunks = len(plan.rows) - len(plan.fills), len(plan.fills)
+    if config.itl_target is None or not (decoding and num_chunks):
+        return
+    if not keeps_budget(config) or planning.preempted:
+        return
+    least = config.min_prefill_tokens
+    budget = planning.budget(config, len(planning.plans))
+    if budget is not None:
+        may_go_on = budget >= min(config.max_num_batched_tokens, decoding + least)
+        require(may_go_on, "itl", f"{budget} tokens of budget beside {decoding} rows")
+    tokens, times = sum(len(fill.tokens) for fill in plan.fills), after.step_times
+    if not config.itl_target or tokens <= max(least, num_chunks):
+        return
+    seconds = times.decode + times.token * tokens
+    fits = times.decode > 0 and seconds <= config.itl_target * (1 + _ROUNDING)
+    fits &= tokens <= MAX_GROWTH * times.tokens
+    require(fits, "itl", f"{tokens} prefill tokens are expected to take {seconds} s")

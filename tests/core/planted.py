@@ -1429,6 +1429,22 @@ BUGS: Final = (
         "slot.dropped and not users",
         "slot.dropped and users",
     ),
+    Bug(
+        "prefill beside decode rows has no bound",
+        "a long prompt holds up the tokens of all others",
+        "planning/prefill_budget.py",
+        "step_load",
+        "load.budget_within(config.itl_target)",
+        "load.budget",
+    ),
+    Bug(
+        "target leaves no room for prompts",
+        "a target below a decode step's duration: prompts wait until nothing decodes",
+        "records/policy.py",
+        "Load.budget_within",
+        "max(self.min_prefill_tokens, tokens)",
+        "tokens",
+    ),
 )
 
 _OUTSIDE = "mutants of a reader from outside: 22 of 127 lived, this among them"
@@ -1941,6 +1957,33 @@ ESCAPED: Final = (
         "dict.fromkeys(anew, 0)",
         "{}",
         "planning/test_pooled.py",
+    ),
+    Bug(
+        "idle time counts as a step's",
+        "the first step after a pause seems to take as long as the pause",
+        "planning/build_plan.py",
+        "build_plan",
+        "config.itl_target is not None and not state.inflight",
+        "False",
+        tests="planning/test_prefill_budget.py",
+    ),
+    Bug(
+        "prompts that wait do not count",
+        "by the load, a burst is computed as slowly as one prompt",
+        "planning/prefill_budget.py",
+        "step_load",
+        "prompt_tokens += len(waiting) * len(waiting.first().history)",
+        "prompt_tokens += 0",
+        tests="planning/test_prefill_budget.py",
+    ),
+    Bug(
+        "decode rows are preempted for single tokens",
+        "an urgent prompt preempts row after row until its first chunk has room",
+        "planning/admission.py",
+        "_preempt_for_tokens",
+        "builder.bounded and run.run_ids[-1] not in builder.shares",
+        "False",
+        tests="planning/test_prefill_budget.py",
     ),
 )
 

@@ -414,6 +414,14 @@ def with_adapters(
     return evolve(config, adapter_slots=rng.choice((1, 1, 2, 2, 3, 6)))
 
 
+def with_itl_target(config: EngineConfig, rng: Random) -> EngineConfig:
+    """`config`, or with a target for the time between tokens."""
+    if rng.random() < 0.5:
+        return config
+    target, least = rng.choice((0.0, 0.1, 1.0, 3.0)), rng.choice((1, 1, 2, 4, 64))
+    return evolve(config, itl_target=target, min_prefill_tokens=least)
+
+
 def tier_costs(config: EngineConfig, rng: Random) -> dict[str, Any]:
     """What all tiers have in common. A large pool is not stored block by block, which
     would go on long after the last request.
@@ -1029,6 +1037,7 @@ def run_world(
     config = with_host(config, Random(f"host {seed}"))
     config = with_external_store(config, Random(f"external {seed}"))
     config = with_adapters(config, Random(f"adapters {seed}"), always=adapters)
+    config = with_itl_target(config, Random(f"itl {seed}"))
     world = World(config, rng)
     separate = Random(
         seed

@@ -24,11 +24,19 @@ def test_a_state_digest_sees_all_but_tokens() -> None:
     seen = {state_digest(turn.before) for turn in turns}
     assert len(seen) == len({turn.before.time for turn in turns} | {0.0})
     state = turns[30].before
-    for change in (
+    durations: tuple[dict[str, Any], ...] = (
+        {"began": 7.5},
+        {"decode": 7.5},
+        {"token": 7.5},
+        {"tokens": 7},
+    )
+    changes: tuple[dict[str, Any], ...] = (
         {"free_rows": (77,)},
         {"next_run_id": 10**6},
         {"faults": ((("x", 0), 1),)},
-    ):
+        *({"step_times": attrs.evolve(state.step_times, **own)} for own in durations),
+    )
+    for change in changes:
         assert state_digest(attrs.evolve(state, **change)) != state_digest(state)
 
 

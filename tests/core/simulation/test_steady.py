@@ -105,6 +105,8 @@ def roomy_config(rng: Random) -> EngineConfig:
         config = evolve(config, host=HostTier(pages=20, **tier))
     if rng.random() < 0.2:
         config = evolve(config, external_store=ExternalStore(max_known_keys=90, **tier))
+    if rng.random() < 0.4:
+        config = evolve(config, itl_target=rng.choice((0.0, 1.5)), min_prefill_tokens=4)
     return config
 
 

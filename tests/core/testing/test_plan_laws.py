@@ -89,6 +89,19 @@ BITES = (
         budgets=(64,),
         judged=evolve(CONFIG, max_num_batched_tokens=64),
     ),
+    Bite(
+        "itl: 11 prefill tokens are expected",
+        lambda t: t.number == 1,
+        as_it_is,
+        judged=evolve(CONFIG, itl_target=1.0, min_prefill_tokens=1),
+    ),
+    Bite(
+        "itl: 12 tokens of budget beside 1 rows",
+        lambda t: t.number == 1,
+        as_it_is,
+        judged=evolve(CONFIG, itl_target=1.0, min_prefill_tokens=12),
+        budgets=(12,),
+    ),
     Bite("left out", decoding, without_row),
     Bite(
         "fault: ",

@@ -4,9 +4,12 @@ import argparse
 
 import pytest
 
+from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.option_values import (
+    ITL,
     LENGTH,
     read_bytes,
+    read_itl_target,
     read_json_object,
     read_length,
     read_seconds,
@@ -104,3 +107,15 @@ def test_seconds_are_finite() -> None:
     for text in ("nan", "inf", "-1", "x", ""):
         with pytest.raises(argparse.ArgumentTypeError, match="number of seconds"):
             read_seconds(text)
+
+
+@pytest.mark.parametrize(("text", "value"), [("12.5", 12.5), ("auto", "auto"), ("7", 7)])
+def test_a_target_for_the_time_between_tokens(text: str, value: float | str) -> None:
+    assert read_itl_target(text) == value
+    assert ITL.is_valid(value)
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "inf", "nan", "fast", ""])
+def test_what_is_no_target_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="itl_target must be a number of milliseconds"):
+        EngineArgs(itl_target=read_itl_target(text))

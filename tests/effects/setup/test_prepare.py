@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any, Final
 
 import attrs
 import pytest
@@ -13,6 +14,8 @@ from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import NotEnoughMemoryError
 from minfer.effects.setup.prepare import prepare, prepare_as_decided
 from tests.effects.tiny_model import CONFIG, write_checkpoint
+
+NGRAM: Final = {"method": "ngram", "num_speculative_tokens": 2}
 
 
 @pytest.mark.parametrize(("hidden", "tokens"), [(64, 8192), (8192, 512)])
@@ -39,6 +42,26 @@ def test_where_tokens_are_streamed_a_steps_work_is_bounded(
     assert prepare(by_hand, limit=10**13).config.max_num_batched_tokens == 4096
     not_streamed = attrs.evolve(args, streaming=False)
     assert prepare(not_streamed, limit=10**13).config.max_num_batched_tokens == 8192
+
+
+@pytest.mark.parametrize(
+    ("settings", "seconds"),
+    [
+        ({}, None),
+        ({"streaming": True}, 0.0),
+        ({"streaming": True, "itl_target": "none"}, None),
+        ({"itl_target": "auto"}, 0.0),
+        ({"itl_target": 12.5}, 0.0125),
+        ({"streaming": True, "speculative_config": NGRAM}, None),
+        ({"speculative_config": NGRAM, "itl_target": "auto"}, 0.0),
+    ],
+)
+def test_the_target_for_the_time_between_tokens(
+    tmp_path: Path, settings: dict[str, Any], seconds: float | None
+) -> None:
+    write_checkpoint(tmp_path)
+    args = EngineArgs(model=str(tmp_path), dtype="float32", **settings)
+    assert prepare(args).config.itl_target == seconds
 
 
 def say(folder: Path, **changes: object) -> EngineArgs:
