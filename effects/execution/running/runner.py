@@ -189,7 +189,9 @@ class ModelRunner:
         """
         if self.keeps_logits and not shape.deferred_draws:
             shape = evolve(shape, keeps_logits=True)
-        return shape.padded() if self.may_be_captured(shape) else shape
+        if not self.may_be_captured(shape):
+            return shape
+        return shape.padded(self.config.max_num_seqs)
 
     def may_be_captured(self, shape: StepShape) -> bool:
         """Returns whether steps of a shape have a graph."""

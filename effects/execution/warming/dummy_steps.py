@@ -95,7 +95,7 @@ def shapes(spec: ModelSpec, config: EngineConfig) -> list[StepShape]:
         *beside,
         *(_chunks(seqs, budget) if spec.has_states else ()),
     ]
-    padded = [shape.padded() for shape in unpadded if shape.fits(routes.captured)]
+    padded = [shape.padded(seqs) for shape in unpadded if shape.fits(routes.captured)]
     return [*dict.fromkeys((*unpadded, *padded))]
 
 
