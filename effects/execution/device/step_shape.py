@@ -100,6 +100,25 @@ class StepShape:
         """What sampling has to do for at least one row."""
         return SamplingNeeds(self.filtered, self.scored, self.shaped)
 
+    def described(self) -> str:
+        """Returns what distinguishes such steps, in words."""
+        if self.deferred_draws:
+            return f"{self.draws} deferred draws"
+        numbers = {
+            "decode rows": self.decode_rows,
+            "drafts of each": self.drafts,
+            "prefill tokens": self.tokens,
+            "chunks": self.chunks,
+            "draws": self.draws,
+        }
+        words = [f"{count} {name}" for name, count in numbers.items() if count]
+        words += [
+            name for name in ("filtered", "scored", "shaped") if getattr(self, name)
+        ]
+        words += ["with adapters"] if self.adapters else []
+        words += [f"splits {self.splits}"] if self.splits else []
+        return ", ".join(words)
+
     def fits(self, max_tokens: int) -> bool:
         """Returns whether the shape can have a graph, of up to `max_tokens` prefill
         tokens.

@@ -24,6 +24,7 @@ from minfer.effects.execution.running.runner import MIN_CONTEXT_TOKENS, ModelRun
 from minfer.effects.execution.warming.capture_order import capture_order
 from minfer.effects.execution.warming.dummy_runner import DummyRunner
 from minfer.effects.execution.warming.dummy_steps import launch_dummy_steps
+from minfer.effects.execution.warming.kernel_folder import prepare_kernel_folder
 from minfer.effects.execution.warming.start_progress import (
     GRAPHS,
     KERNELS,
@@ -65,6 +66,7 @@ class WarmUp:
 
     def prepare(self) -> None:
         """Compile all kernels, on each rank by itself."""
+        prepare_kernel_folder()
         with self.dummy_runner.on_one_rank():
             self._compile()
             self._packages()
@@ -76,6 +78,12 @@ class WarmUp:
         drafting = self.runner.config.speculation is not None
         self._capture_for(self.readiness.capturing * (DRAFTING_FACTOR if drafting else 1))
         self.runner.wait()
+        _log.info(
+            "%d graphs captured before it is ready; %d more while no request is served, "
+            "or when steps need them",
+            len(self.runner.captures.graphs),
+            len(self.pending),
+        )
 
     def capture_one(self) -> bool:
         """Capture one more graph, the most wanted first; returns whether another
@@ -192,9 +200,12 @@ class WarmUp:
         """Capture a shape; if that fails, disable graphs."""
         shortcuts = self.runner.shortcuts
         shortcuts.begin()
+        begin = time.monotonic()
         try:
             with self._step_context():
                 self.dummy_runner.capture(shape)
+            milliseconds = 1000 * (time.monotonic() - begin)
+            _log.debug("captured a graph of %s, %.1f ms", shape.described(), milliseconds)
         except Exception as error:
             if (
                 self.runner.has_other_ranks
@@ -207,6 +218,7 @@ class WarmUp:
             if shortcuts.spoiled > spoiled:
                 self.pending.append(shape)
             full = isinstance(error, torch.OutOfMemoryError)
+            self.runner.captures.full |= full
             if full or not tried:
                 _log.warning("no more graphs are captured: %r", error)
             # A blamed acceleration is disabled; any other failure would happen again.
