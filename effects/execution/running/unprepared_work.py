@@ -4,8 +4,8 @@ Theory. A prepared step replays a graph: that takes the host a fraction of a mil
 and allocates nothing. The rest takes milliseconds, or seconds, and happens to the first
 steps of a kind: launches kernel by kernel, captures of graphs, compilations of kernels,
 memory that torch's allocator takes from the device. Each is counted, with its seconds;
-and if the logger `minfer.executor` logs lines of level DEBUG, a line for each such step
-names its requests and what it did. A prepared step costs nothing here.
+and if the executor logs lines of level DEBUG, a line for each such step names its
+requests and what it did. A prepared step costs nothing here.
 
 Compilations are counted where Triton compiles. Other packages' show as the time of the
 launch that they are part of.
