@@ -45,7 +45,8 @@ from bench.shapes import qwen
 CLIENTS: Final = [8, 64, 256]
 SHAPES: Final = ["0.5B", "7B"]
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-REQUESTS_PER_CLIENT: Final = 8  # requests of a client, one after the other
+REQUESTS_PER_CLIENT: Final = 8  # at most, one after the other
+MAX_REQUESTS: Final = 1024  # of a load
 TOKENS_IN: Final = 512
 TOKENS_OUT: Final = 128
 REST_SECONDS: Final = 4.0  # seconds before the last load
@@ -133,7 +134,8 @@ async def client(llm: Any, prompts: list[list[int]], firsts: list[float]) -> int
 
 async def load(llm: Any, watch: Watch, clients: int) -> dict[str, Any]:
     """All clients at once; what they saw."""
-    prompts = [watch.prompts(REQUESTS_PER_CLIENT) for _ in range(clients)]
+    each = min(REQUESTS_PER_CLIENT, MAX_REQUESTS // clients)
+    prompts = [watch.prompts(each) for _ in range(clients)]
     firsts, begin = list[float](), time.perf_counter()
     tokens = await asyncio.gather(*(client(llm, asked, firsts) for asked in prompts))
     seconds = time.perf_counter() - begin
@@ -271,9 +273,8 @@ def measure(args: argparse.Namespace) -> None:
         results = json.loads(path.read_text("utf-8"))["results"]["parts"]
     broken = list[str]()
     # Each of these begins without compiled kernels; then there is what it has left.
-    loads = [
-        f"{shape} {clients}" for shape in args.shapes for clients in (*args.clients, 0)
-    ]
+    numbers = [*args.clients, *([0] if args.rows else [])]
+    loads = [f"{shape} {number}" for shape in args.shapes for number in numbers]
     with tempfile.TemporaryDirectory() as folder:
         for name, cache in product(loads, CACHES):
             shape, clients = name.split()
@@ -308,7 +309,11 @@ OPTIONS: Final[dict[str, Any]] = {
     "--again": {"action": "store_true", "help": "measure what is there, too"},
     "--shapes": {"nargs": "+", "default": SHAPES},
     "--clients": {"nargs": "*", "type": int, "default": CLIENTS},
-    "--rows": {"type": int, "default": ROWS[-1], "help": "most rows of the library"},
+    "--rows": {
+        "type": int,
+        "default": ROWS[-1],
+        "help": "most rows of the library; 0: none",
+    },
     "--device": {"default": "cuda"},
 }
 
