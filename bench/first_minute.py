@@ -312,7 +312,7 @@ OPTIONS: Final[dict[str, Any]] = {
     "--rows": {
         "type": int,
         "default": ROWS[-1],
-        "help": "most rows of the library; 0: none",
+        "help": "most rows at once; 0: none",
     },
     "--device": {"default": "cuda"},
 }
