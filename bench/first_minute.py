@@ -1,30 +1,38 @@
-"""The first minute of a server: from its start until it is ready, and its first load
-beside the second.
+"""The first minute of a server and of a library: from the start until it is ready, and
+the first load beside the second.
 
-    python -m bench.first_minute [--again]
+    python -m bench.first_minute [--again] [--shapes 0.5B 7B] [--clients 8 64 256]
 
-Needs a CUDA GPU. Each part is a process of its own, which opens an `AsyncLLM` with the
-shape of Qwen2.5 0.5B and random weights, and serves 8 or 64 clients, each with one
-request after the other (512 tokens in, 128 out): twice in a row, and once more after a
-rest, in which graphs are captured that no request waits for. `empty`: on a machine
-without compiled kernels. `full`: the same again. Targets: the first load has 0.85 of the
-second's throughput; ready within 30 s without compiled kernels, within 10 s with them,
-and then none is compiled.
+Needs a CUDA GPU (`--device cpu --shapes tiny` tries it without). Each part is a process
+of its own, with a shape of Qwen2.5 and random weights. `empty`: on a machine without
+compiled kernels. `full`: the same again.
 
-Parts that the result file has are not measured again, unless `--again`. All of them take
-two minutes.
+Clients: an `AsyncLLM` serves them, each with one request after the other (512 tokens in,
+128 out), twice in a row, and once more after a rest, in which graphs are captured that no
+request waits for. Rows: an `LLM` gets as many prompts at once, for each number twice.
+Beside each load stands what its steps did that was not prepared
+(`minfer.effects.execution.running.unprepared_work`); the lines of the first loads, which
+name the requests, are in the result file. Targets: the first load has 0.9 of the second's
+throughput, and the first use of a number of rows 0.8; a 7B is ready within 25 s without
+compiled kernels, and within 12 s with them, and then none is compiled.
+
+A part's name is its shape, its clients (0: rows), and `empty` or `full`. Parts that the
+result file has are not measured again, unless `--again`.
 """
 
 import argparse
 import asyncio
 import json
+import logging
 import os
 import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -32,23 +40,25 @@ from unittest.mock import patch
 from attrs import define, field
 
 from bench.results import ROOT, circumstances, percentiles, run, show, write
-from bench.shapes import SHAPES, qwen
+from bench.shapes import qwen
 
-MODEL: Final = "0.5B"
-CLIENTS: Final = (8, 64)
-REQUESTS_PER_CLIENT: Final = 8  # requests of a client, one after the other
+CLIENTS: Final = [8, 64, 256]
+SHAPES: Final = ["0.5B", "7B"]
+ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+REQUESTS_PER_CLIENT: Final = 8  # at most, one after the other
+MAX_REQUESTS: Final = 1024  # of a load
 TOKENS_IN: Final = 512
 TOKENS_OUT: Final = 128
 REST_SECONDS: Final = 4.0  # seconds before the last load
 SEED: Final = 0
 CACHES: Final = ("empty", "full")
-LIMIT_SECONDS: Final = 100.0  # seconds of a part
+LIMIT_SECONDS: Final = 400.0  # seconds of a part
+MAX_LINES: Final = 300  # of the log, in a result
 CHILD: Final = "MINFER_FIRST_MINUTE"  # a part's job, in its process's environment
-WORDS: Final = range(1, 100_000)  # token ids of prompts
 SETTINGS: Final[dict[str, Any]] = {
-    "device": "cuda",
     "load_format": "dummy",
     "max_num_seqs": 256,
+    "max_model_len": 1024,
     "enable_prefix_caching": False,
 }
 
@@ -61,11 +71,17 @@ class Watch:
     """What a process did when, since it was started."""
 
     began: float
+    rng: random.Random
+    words: range  # token ids of prompts
     stages: dict[str, Any] = field(factory=dict)
     compiled: list[str] = field(factory=list)
+    lines: list[str] = field(factory=list)
 
     def now(self) -> float:
         return time.time() - self.began
+
+    def prompts(self, count: int) -> list[list[int]]:
+        return [self.rng.choices(self.words, k=TOKENS_IN) for _ in range(count)]
 
     def report(self, progress: Any) -> None:
         stage = self.stages.setdefault(progress.stage, {"from": self.now()})
@@ -74,6 +90,31 @@ class Watch:
     def listen(self, *, src: Any, cache_hit: bool, **_: Any) -> None:
         if not cache_hit:
             self.compiled.append(src.name)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Keep a line of the executor's log."""
+        text = record.getMessage()
+        if text.startswith("step ") and len(self.lines) < MAX_LINES:
+            self.lines.append(text)
+        return record.levelno > logging.DEBUG
+
+    def opened(self, make: Callable[..., Any], job: dict[str, Any]) -> Any:
+        """Open an engine, and note its start."""
+        from triton import knobs
+
+        from minfer.effects.live.engine import open_engine as opening
+
+        knobs.compilation.listener = self.listen
+        log = logging.getLogger("minfer.executor")
+        log.setLevel(logging.DEBUG)
+        log.addFilter(self.filter)
+        plain = opening.open_executor
+
+        def watched(setup: Any, tokenizer: Any, _: Any, *others: Any) -> Any:
+            return plain(setup, tokenizer, self.report, *others)
+
+        with patch.object(opening, "open_executor", watched):
+            return make(job["model"], device=job["device"], **SETTINGS)
 
 
 async def client(llm: Any, prompts: list[list[int]], firsts: list[float]) -> int:
@@ -91,87 +132,91 @@ async def client(llm: Any, prompts: list[list[int]], firsts: list[float]) -> int
     return tokens
 
 
-async def load(
-    llm: Any, rng: random.Random, watch: Watch, clients: int
-) -> dict[str, Any]:
-    """All clients at once; what they saw, and what the engine had to do for it."""
-    captures = llm.worker.driver.executor.runner.captures
-    graphs, compiled = len(captures.graphs), len(watch.compiled)
-    missed = Counter(captures.launched)
-    prompts = [
-        [rng.choices(WORDS, k=TOKENS_IN) for _ in range(REQUESTS_PER_CLIENT)]
-        for _ in range(clients)
-    ]
-    firsts = list[float]()
-    begin = time.perf_counter()
-    tokens = await asyncio.gather(
-        *(client(llm, client_prompts, firsts) for client_prompts in prompts)
-    )
+async def load(llm: Any, watch: Watch, clients: int) -> dict[str, Any]:
+    """All clients at once; what they saw."""
+    each = min(REQUESTS_PER_CLIENT, MAX_REQUESTS // clients)
+    prompts = [watch.prompts(each) for _ in range(clients)]
+    firsts, begin = list[float](), time.perf_counter()
+    tokens = await asyncio.gather(*(client(llm, asked, firsts) for asked in prompts))
     seconds = time.perf_counter() - begin
-    return {
-        "tok/s": sum(tokens) / seconds,
-        "ttft": percentiles(firsts),
-        "graphs_before": graphs,
-        "graphs_after": len(captures.graphs),
-        "launched_one_by_one": sum((Counter(captures.launched) - missed).values()),
-        "missed": [str(kind) for kind in captures.launched],
-        "compiled": len(watch.compiled) - compiled,
-    }
+    return {"tok/s": sum(tokens) / seconds, "ttft": percentiles(firsts)}
 
 
 async def loads(llm: Any, watch: Watch, clients: int) -> dict[str, Any]:
-    rng, results = random.Random(SEED), dict[str, Any]()
-    for name in ("first", "second", "rested"):
+    results: dict[str, Any] = {"first": {}, "second": {}, "rested": {}}
+    for name, result in results.items():
         if name == "rested":
             await asyncio.sleep(REST_SECONDS)
-        results[name] = await load(llm, rng, watch, clients)
+        with counted(llm, watch, result):
+            result |= await load(llm, watch, clients)
     return results
 
 
-def part(job: dict[str, Any]) -> None:
-    """Open, serve, and print what was found."""
-    watch = Watch(job["began"])
-    from triton import knobs
+def row_counts(llm: Any, watch: Watch, max_rows: int) -> dict[str, Any]:
+    """As many prompts at once as there are rows, as a library gets them."""
+    from minfer import SamplingParams
 
-    from minfer import AsyncLLM
-    from minfer.effects.live.engine import open_engine as opening
+    params = SamplingParams(temperature=0, max_tokens=TOKENS_OUT, ignore_eos=True)
+    results = dict[str, Any]()
+    for rows in (rows for rows in ROWS if rows <= max_rows):
+        results[f"{rows} rows"] = {"first": {}, "second": {}}
+        for result in results[f"{rows} rows"].values():
+            with counted(llm, watch, result):
+                prompts, begin = watch.prompts(rows), time.perf_counter()
+                llm.generate(prompts, params)
+                seconds = time.perf_counter() - begin
+            result["tok/s"] = rows * TOKENS_OUT / seconds
+    return results
 
-    knobs.compilation.listener = watch.listen
-    plain = opening.open_executor
 
-    def watched(setup: Any, tokenizer: Any, _: Any) -> Any:
-        return plain(setup, tokenizer, watch.report)
+@contextmanager
+def counted(llm: Any, watch: Watch, result: dict[str, Any]) -> Iterator[None]:
+    """Add to a result what the steps of a load did that was not prepared."""
+    executor = llm.worker.driver.executor
+    before, compiled = executor.counts(), len(watch.compiled)
+    yield
+    for name, count in executor.counts().items():
+        if count > before[name]:
+            result[name] = count - before[name]
+    result["compiled"] = len(watch.compiled) - compiled
+    result["graphs_after"] = len(executor.runner.captures.graphs)
 
-    with patch.object(opening, "open_executor", watched):
-        llm = AsyncLLM(job["model"], **SETTINGS)
-    ready, compiled = watch.now(), len(watch.compiled)
-    results = asyncio.run(loads(llm, watch, job["clients"]))
+
+def part(job: dict[str, Any]) -> dict[str, Any]:
+    """Open, serve, and return what was found."""
+    from minfer import LLM, AsyncLLM
+
+    words = range(1, qwen(job["shape"])["vocab_size"])
+    watch, clients = Watch(job["began"], random.Random(SEED), words), job["clients"]
+    llm = watch.opened(AsyncLLM if clients else LLM, job)
+    found = {"ready_seconds": watch.now(), "compiled_before_ready": len(watch.compiled)}
+    watch.lines.clear()
+    if clients:
+        results = asyncio.run(loads(llm, watch, clients))
+    else:
+        results = row_counts(llm, watch, job["rows"])
     llm.close()
-    print(json.dumps({
-        "ready_seconds": ready,
-        "compiled_before_ready": compiled,
-        "stages": watch.stages,
-        "loads": results,
-    }))  # fmt: skip
+    return {**found, "stages": watch.stages, "loads": results, "lines": watch.lines}
 
 
 # --- all of them ------------------------------------------------------------------------
 
 
-def write_model(folder: Path) -> Path:
+def write_model(folder: Path, shape: str) -> Path:
     """A config, and a tokenizer whose words are numbers."""
     from tokenizers import Tokenizer, models
 
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(qwen(MODEL)))
-    words = {f"{i:x}": i for i in range(SHAPES[MODEL][5])}
+    config = qwen(shape)
+    (folder / "config.json").write_text(json.dumps(config))
+    words = {f"{i:x}": i for i in range(config["vocab_size"])}
     Tokenizer(models.WordLevel(words, "0")).save(str(folder / "tokenizer.json"))
     return folder
 
 
-def child(model: Path, clients: int, cache: Path) -> dict[str, Any]:
+def child(job: dict[str, Any], cache: Path) -> dict[str, Any]:
     """What a part's process found. Raises RuntimeError with its last words."""
-    job = {"model": str(model), "clients": clients, "began": time.time()}
+    job = {**job, "began": time.time()}
     env = {**os.environ, CHILD: json.dumps(job), "TRITON_CACHE_DIR": str(cache)}
     command = [sys.executable, "-m", "bench.first_minute"]
     try:
@@ -195,57 +240,85 @@ def child(model: Path, clients: int, cache: Path) -> dict[str, Any]:
 
 def verdict(result: dict[str, Any]) -> dict[str, Any]:
     """The figures that targets are about."""
-    first, second = result["loads"]["first"], result["loads"]["second"]
+    found, start = result["loads"], {"ready s": result["ready_seconds"]}
+    start["compiled"] = result["compiled_before_ready"]
+    if "first" not in found:
+        shares = {
+            rows: uses["first"]["tok/s"] / uses["second"]["tok/s"]
+            for rows, uses in found.items()
+        }
+        return {**start, "least first of second": min(shares.values()), **shares}
+    first, second = found["first"], found["second"]
     return {
-        "ready s": result["ready_seconds"],
-        "compiled": result["compiled_before_ready"],
+        **start,
         "first of second": first["tok/s"] / second["tok/s"],
         "first tok/s": first["tok/s"],
         "second tok/s": second["tok/s"],
-        "rested tok/s": result["loads"]["rested"]["tok/s"],
+        "rested tok/s": found["rested"]["tok/s"],
         "first TTFT p99 ms": 1000 * first["ttft"]["p99"],
         "second TTFT p99 ms": 1000 * second["ttft"]["p99"],
-        "compiled under load": sum(
-            figures["compiled"] for figures in result["loads"].values()
-        ),
+        "compiled under load": sum(figures["compiled"] for figures in found.values()),
     }
 
 
 def measure(args: argparse.Namespace) -> None:
     import torch
 
-    if not torch.cuda.is_available():
+    if args.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("python -m bench.first_minute needs a CUDA GPU")
+    gpu = torch.cuda.get_device_name() if args.device == "cuda" else "none"
     path = args.folder / f"{args.name}.json"
     results: dict[str, Any] = {}
     if path.exists() and not args.again:
         results = json.loads(path.read_text("utf-8"))["results"]["parts"]
     broken = list[str]()
+    # Each of these begins without compiled kernels; then there is what it has left.
+    numbers = [*args.clients, *([0] if args.rows else [])]
+    loads = [f"{shape} {number}" for shape in args.shapes for number in numbers]
     with tempfile.TemporaryDirectory() as folder:
-        model = write_model(Path(folder) / MODEL)
-        # With a full cache there is what the part before it has left.
-        names = [f"{cache} {n}" for n in CLIENTS for cache in CACHES]
-        results = {name: results[name] for name in names if name in results}
-        for name in names if len(results) < len(names) else ():
-            _, clients = name.split()
-            try:
-                result = child(model, int(clients), Path(folder) / clients)
-            except Exception as error:  # whatever it is, the others go on
-                print(f"{name} is broken: {error}", file=sys.stderr, flush=True)
-                broken.append(name)
+        for name, cache in product(loads, CACHES):
+            shape, clients = name.split()
+            model, key = Path(folder) / shape, f"{name} {cache}"
+            # With a full cache there must be what the part before it has left.
+            if all(f"{name} {each}" in results for each in CACHES):
                 continue
-            gpu = {"gpu": torch.cuda.get_device_name()}
-            figures = {"verdict": verdict(result), **result, **gpu}
-            results[name] = {**circumstances(SEED), **figures}
+            if not model.exists():
+                write_model(model, shape)
+            job = {
+                "model": str(model),
+                "shape": shape,
+                "device": args.device,
+                "clients": int(clients),
+                "rows": args.rows,
+            }
+            try:
+                result = child(job, Path(folder) / f"{name} cache")
+            except Exception as error:  # whatever it is, the others go on
+                print(f"{key} is broken: {error}", file=sys.stderr, flush=True)
+                broken.append(key)
+                continue
+            figures = {"verdict": verdict(result), **result, "gpu": gpu}
+            results[key] = {**circumstances(SEED), **figures}
             write(args.name, {"parts": results}, SEED, args.folder)
-            show({f"{name:8}": results[name]["verdict"]})
+            show({f"{key:16}": results[key]["verdict"]})
     if broken:
         raise SystemExit(f"broken: {', '.join(broken)}")
 
 
+OPTIONS: Final[dict[str, Any]] = {
+    "--again": {"action": "store_true", "help": "measure what is there, too"},
+    "--shapes": {"nargs": "+", "default": SHAPES},
+    "--clients": {"nargs": "*", "type": int, "default": CLIENTS},
+    "--rows": {
+        "type": int,
+        "default": ROWS[-1],
+        "help": "most rows at once; 0: none",
+    },
+    "--device": {"default": "cuda"},
+}
+
 if __name__ == "__main__":
     if job := os.environ.get(CHILD):
-        part(json.loads(job))
+        print(json.dumps(part(json.loads(job))))
     else:
-        again = {"action": "store_true", "help": "measure what is there, too"}
-        run("first_minute", measure, {"--again": again})
+        run("first_minute", measure, OPTIONS)

@@ -181,7 +181,7 @@ class Device:
         self.masks._lines = self.sink  # type: ignore[assignment]  # it stands in
 
     def padded(self, kind: StepShape) -> StepShape:
-        return kind.padded() if kind.fits(CAPTURED) else kind
+        return kind.padded(self.rows.scratch) if kind.fits(CAPTURED) else kind
 
     def apply_changes(self, plan: Plan) -> None:
         for opened in plan.opens:

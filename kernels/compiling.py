@@ -11,16 +11,20 @@ cache (`TRITON_CACHE_DIR`, else ~/.triton/cache), where the next process finds t
 import os
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
 import torch
+from attrs import frozen
 from triton import AsyncCompileMode, FutureKernel, knobs
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+MAX_WATCHED: Final = 1000  # compilations that were not read yet
 _patch_lock: Final = threading.Lock()  # guards the patching of Triton's launch
 
 
@@ -31,6 +35,58 @@ class CompileResult(NamedTuple):
     compiled: int  # the others were in the cache on disk
     seconds: float
     failed: tuple[str, ...]  # the reasons of failures
+
+
+@frozen
+class Compilation:
+    """A kernel that Triton compiled, as it was not in the cache on disk."""
+
+    kernel: str
+    seconds: float
+    thread: int  # that needed it
+
+
+class Compilations(deque[Compilation]):
+    """What was compiled since `watch_compilations` returned it, in this process: the last
+    ones, if there are many.
+    """
+
+    # Each is watched by itself; queues have no hash, their types say.
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+_watched: Final = weakref.WeakSet[Compilations]()
+
+
+def watch_compilations() -> Compilations:
+    """Returns a queue to which compilations are added from here on, as long as it is
+    used.
+    """
+    compilations = Compilations(maxlen=MAX_WATCHED)
+    with _patch_lock:
+        if not _watched:
+            _listen()
+        _watched.add(compilations)
+    return compilations
+
+
+def _listen() -> None:
+    """Have Triton report compilations, also to who listened before."""
+    earlier = knobs.compilation.listener
+    if getattr(earlier, "is_minfers", False):
+        return
+
+    def listen(**event: Any) -> None:
+        if not event["cache_hit"]:
+            seconds = event["times"].total / 1e6
+            ended = Compilation(event["src"].name, seconds, threading.get_ident())
+            for compilations in [*_watched]:
+                compilations.append(ended)
+        if earlier is not None:
+            earlier(**event)
+
+    listen.is_minfers = True  # type: ignore[attr-defined]  # a mark on a function
+    knobs.compilation.listener = listen
 
 
 def compile_launches(

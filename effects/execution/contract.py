@@ -1,6 +1,6 @@
 """The driver's interface to executors."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from minfer.records.messages import (
@@ -124,6 +124,20 @@ def adapter_executor(executor: Executor) -> AdapterExecutor:
     if not isinstance(executor, AdapterExecutor):
         raise ExecutorError("this executor has no adapters")
     return executor
+
+
+@runtime_checkable
+class CountingExecutor(Protocol):
+    """An executor that counts what its steps had to do, as metrics."""
+
+    def counts(self) -> Mapping[str, float]:
+        """Returns counts since it was ready, by the names of metrics; from any thread."""
+        ...
+
+
+def counts_of(executor: Executor) -> Mapping[str, float]:
+    """Returns the counts of an executor; of one that does not count, none."""
+    return executor.counts() if isinstance(executor, CountingExecutor) else {}
 
 
 class OtherRanks(Protocol):

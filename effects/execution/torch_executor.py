@@ -270,6 +270,10 @@ class TorchExecutor:
         self.discard()
         return Failed(launched.plan.step, launched.error)
 
+    def counts(self) -> dict[str, float]:
+        """Returns counts of what steps did that was not prepared; on the CPU, none."""
+        return self.runner.unprepared.totals() if is_gpu(self.device) else {}
+
     def close(self) -> None:
         """Release the weights and the cache; no call may follow."""
         if self.background is not None:
@@ -377,11 +381,13 @@ class TorchExecutor:
         """
         warm_up = WarmUp(self.dummy_runner, readiness)
         warm_up.prepare()
+        self.runner.unprepared.restart()
         if self.ranks.rank_info.rank > 0:
             return  # rank 0 decides what is captured
         if self.workers is not None:
             self.workers.await_ready()
         warm_up.before_ready()
+        self.runner.unprepared.restart()
         self.background = Background(
             warm_up.capture_one,
             quiet=lambda: not (self.launched_plans or self.collecting),

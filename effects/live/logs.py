@@ -32,14 +32,16 @@ class _LineCounts:
 
 @define
 class LogRateLimit(logging.Filter):
-    """Lets a few lines of a kind through in each stretch; errors always."""
+    """Lets a few lines of a kind through in each stretch; always errors, and lines for
+    debugging, which a user has asked for.
+    """
 
     clock: Callable[[], float] = time.monotonic
     _counts: dict[tuple[str, str], _LineCounts] = field(factory=dict, init=False)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Returns whether the line is written; adds the number of dropped lines to it."""
-        if record.levelno >= logging.ERROR:
+        if record.levelno >= logging.ERROR or record.levelno <= logging.DEBUG:
             return True
         now = self.clock()
         if len(self._counts) >= MAX_LINE_KINDS:

@@ -1,12 +1,15 @@
 """Compile kernels for a GPU that is not there, twice: `python -m tests.kernels.cached
-FOLDER`.
+FOLDER`; and in a folder that cannot be written.
 
 Triton decides when it is imported whether it interprets, which the suite's process does;
 so this is one of its own. Prints a line of JSON.
 """
 
+import errno
 import json
+import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -19,8 +22,9 @@ from triton.compiler.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
 from minfer import kernels
+from minfer.effects.execution.warming import kernel_folder
 from minfer.kernels import activation, rows
-from minfer.kernels.compiling import compile_launches
+from minfer.kernels.compiling import compile_launches, watch_compilations
 from tests.kernels.specialization import elsewhere
 
 HOPPER: Final = (9, 0)
@@ -49,6 +53,7 @@ def forget(loaded: list[str]) -> None:
 
 def main(folder: Path) -> dict[str, Any]:
     knobs.cache.dir = str(folder)
+    watched = watch_compilations()
     progress, run, report = list[int](), JITFunction.run, dict[str, Any]()
     loaded = list[str]()
 
@@ -80,8 +85,43 @@ def main(folder: Path) -> dict[str, Any]:
 
         counts = compile_launches(launch_wrong, progress.append)
         report["wrong"] = [counts.requested, sorted(loaded), counts.failed]
+        report["spare"] = in_spare_folder(folder, loaded, progress)
     assert JITFunction.run is run
-    return report | {"progress": progress}
+    return report | {"progress": progress, "watched": [c.kernel for c in watched]}
+
+
+def in_spare_folder(
+    folder: Path, loaded: list[str], progress: list[int]
+) -> list[list[Any]]:
+    """Compile what is there, and more, in a process that cannot write the folder, and
+    again in the next one.
+    """
+    problem, results = kernel_folder.write_problem, list[list[Any]]()
+
+    def full(path: Path) -> str:
+        return os.strerror(errno.ENOSPC) if path == folder else problem(path)
+
+    spare = folder.parent / "spare"
+    spare.mkdir()
+    before = sorted(folder.rglob("*"))
+    with (
+        patch.object(kernel_folder, "write_problem", full),
+        patch.object(tempfile, "tempdir", str(spare)),
+    ):
+        for _ in range(2):
+            knobs.cache.dir = str(folder)
+            kernel_folder.prepare_kernel_folder()
+            forget(loaded)
+            counts = compile_launches(lambda: launch(4, 4, 70), progress.append)
+            more = compile_launches(launch_more, progress.append)
+            results.append([counts.compiled, more.compiled, counts.failed + more.failed])
+    assert sorted(folder.rglob("*")) == before
+    return results
+
+
+def launch_more() -> None:
+    """Launch a kernel that was not compiled yet."""
+    activation.gated_mul(torch.ones(4, 2048, dtype=torch.float16))
 
 
 if __name__ == "__main__":

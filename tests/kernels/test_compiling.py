@@ -42,3 +42,18 @@ def test_a_kernel_that_cannot_be_compiled_is_named_and_stops_none(
     num_requested, loaded, [failed] = report["wrong"]
     assert "no_such_thing" in failed
     assert (num_requested, sorted(loaded)) == (3, ["_gated_mul", "_scatter"])
+
+
+def test_where_none_can_be_written_those_on_disk_are_used_and_others_kept(
+    report: dict[str, Any],
+) -> None:
+    """A spare folder has what was compiled, for the next process as well."""
+    first, second = report["spare"]
+    assert first == [0, 1, []]
+    assert second == [0, 0, []]
+
+
+def test_what_is_compiled_is_watched(report: dict[str, Any]) -> None:
+    compiled = report["first"][1] + report["second"][1]
+    assert len(report["watched"]) == compiled + 1  # in a spare folder
+    assert {*report["watched"]} == {"_scatter", "_gated_mul"}

@@ -1,21 +1,20 @@
 """CUDA graphs of an executor's steps: one for each step shape, captured once that is
 worth its time.
 
-Theory. A capture takes about as long as launching the step kernel by kernel, some 10 ms,
+Theory. A capture takes about as long as launching the step kernel by kernel, 10 to 40 ms,
 and all requests of the next step wait for it. So graphs are captured before the first
-request, in the order of `capture_order.py`, and while the server is idle (`warm_up.py`);
-meanwhile a step without a graph is launched kernel by kernel, which costs a few
-milliseconds more each time.
+request, in the order of `capture_order.py`, and while the server is idle (`warm_up.py`).
 
-An engine that is never idle would pay these milliseconds forever. So a step waits for a
-capture when that pays: when kernel-by-kernel launches of its shape have taken
-`MIN_SPENT_CAPTURES` times as long as a capture, both as measured here. (Deferred draws
-are a few launches, and their capture is assumed to take no longer than
-`DEFERRED_CAPTURE_LAUNCHES` times these.) As in the rent-or-buy problem, this loses little
-in the worst case: a shape that never occurs again has cost one more capture, a fraction
-of what its launches had cost. And engines that are idle now and then, as most are,
-capture their graphs for free before that. Two captures that steps wait for are at least
-`MIN_PAUSE_SECONDS` apart.
+An engine that is never idle has to capture beside serving. A step whose shape has no
+graph is launched kernel by kernel the first time; if it comes again, its graph is
+captured and replayed instead, which takes little longer. As in the rent-or-buy problem,
+this loses little in the worst case: a shape that never occurs a third time has cost one
+capture, about what its launch would have cost. If captures take much longer than launches
+here, more launches come first: a step waits for a capture only if launches of its shape
+have taken `MIN_SPENT_CAPTURES` times as long, both as measured here. (Deferred draws are
+a few launches, and their capture is assumed to take no longer than
+`DEFERRED_CAPTURE_LAUNCHES` times these.) So no step waits longer for a capture than
+requests have waited for launches of its shape, divided by `MIN_SPENT_CAPTURES`.
 
 Graphs take memory, so their number is bounded (`MAX_GRAPHS`). A graph that was captured
 in advance may serve no step, while traffic keeps launching a shape without a graph. So a
@@ -42,13 +41,12 @@ if TYPE_CHECKING:
 
 MAX_GRAPHS: Final = 384  # graphs; those of pure decode steps may be more
 # A step waits for a capture once its shape's launches without a graph have cost as much
-# as this number of captures: an idle moment may come first.
-MIN_SPENT_CAPTURES: Final = 4.0
+# as this number of captures.
+MIN_SPENT_CAPTURES: Final = 0.5
 # A capture of deferred draws costs at most as much as this number of their launches.
 DEFERRED_CAPTURE_LAUNCHES: Final = 2.0
 DEFAULT_CAPTURE_SECONDS: Final = 0.05  # until a capture is measured
 RECENT_CAPTURES: Final = 9  # captures in the median
-MIN_PAUSE_SECONDS: Final = 0.25  # between two captures that steps wait for
 
 
 @define(eq=False)
@@ -61,7 +59,7 @@ class GraphCache:
     graphs: OrderedDict[StepShape, torch.cuda.CUDAGraph] = field(factory=OrderedDict)
     launched: Counter[StepShape] = field(factory=Counter)  # launches without a graph
     pool: "_POOL_HANDLE | None" = None
-    last_capture: float = 0.0  # when the last was captured, on the monotonic clock
+    full: bool = False  # there was no memory for a graph: no step waits for one any more
     spent: dict[StepShape, float] = field(factory=dict)  # seconds of these launches
     # Seconds of captures of whole forwards.
     costs: deque[float] = field(
@@ -84,25 +82,19 @@ class GraphCache:
         has_room = len(self.graphs) < MAX_GRAPHS or not _is_rare(shape)
         return has_room and shape not in self.graphs
 
-    def is_due(self, shape: StepShape, now: float) -> bool:
+    def is_due(self, shape: StepShape) -> bool:
         """Returns whether to capture a shape although a step waits for it."""
-        spent, capture = self.spent.get(shape, 0.0), median(self.costs)
+        if self.full or shape not in self.spent or shape in self.graphs:
+            return False
+        spent, capture = self.spent[shape], median(self.costs)
         if shape.deferred_draws:
-            capture = min(
-                capture,
-                DEFERRED_CAPTURE_LAUNCHES * spent / max(1, self.launched[shape] - 1),
-            )
-        is_worth_it = pays(spent, capture)
-        return (
-            is_worth_it
-            and now - self.last_capture >= MIN_PAUSE_SECONDS
-            and shape not in self.graphs
-        )
+            launch = spent / self.launched[shape]
+            capture = min(capture, DEFERRED_CAPTURE_LAUNCHES * launch)
+        return spent >= MIN_SPENT_CAPTURES * capture
 
     def note(self, shape: StepShape, seconds: float) -> None:
         """Note that a step was launched without a graph, which took so long."""
-        if self.launched[shape]:  # the first may have compiled kernels
-            self.spent[shape] = self.spent.get(shape, 0.0) + seconds
+        self.spent[shape] = self.spent.get(shape, 0.0) + seconds
         self.launched[shape] += 1
 
     def forget(self, shape: StepShape) -> None:
@@ -157,9 +149,8 @@ class GraphCache:
             raise
         graph.capture_end()
         self.add(shape, graph)
-        self.last_capture = time.monotonic()
         if not shape.deferred_draws:
-            self.costs.append(self.last_capture - begin)
+            self.costs.append(time.monotonic() - begin)
         self.forget(shape)
         return graph
 
@@ -167,13 +158,6 @@ class GraphCache:
 def _is_rare(shape: StepShape) -> bool:
     """Returns whether a shape is one of many, few of which will occur."""
     return bool(shape.tokens or shape.drafts)
-
-
-def pays(spent: float, capture: float) -> bool:
-    """Returns whether a step may wait for the capture of its shape, launches of which
-    took `spent` seconds.
-    """
-    return spent > MIN_SPENT_CAPTURES * capture
 
 
 @contextlib.contextmanager

@@ -27,11 +27,15 @@ CHUNK_SIZES = (1, 8, 32)  # prefill chunks of a captured step
 MAX_LONE_CHUNK_ROWS = 8
 # `divisions` of `bucket_of`, for steps without and with prefill tokens
 DECODE_DIVISIONS = 16
-MIXED_DIVISIONS = 8
+MIXED_DIVISIONS = 4
 # Decode rows beside prefill tokens, up to which only powers of two have graphs: the
 # padding costs such a step little, and two other sizes already multiply the number of
 # graphs.
 MAX_DOUBLING_ROWS = 64
+# Beside prefill tokens, one decode row is padded to as many as a share of the tokens: the
+# padding takes so little of such a step's time that more sizes, each with graphs of its
+# own, do not pay.
+TOKENS_PER_PADDING_ROW = 16
 # Drafts of a step up to which all rows are padded to have drafts: such a small forward
 # takes as long for its weights alone (a 7B: 6.3 ms with 64 inputs, 6.5 with 128, on an
 # H100), and graphs are captured in advance for steps whose rows all have drafts. With
@@ -96,14 +100,35 @@ class StepShape:
         """What sampling has to do for at least one row."""
         return SamplingNeeds(self.filtered, self.scored, self.shaped)
 
+    def described(self) -> str:
+        """Returns what distinguishes such steps, in words."""
+        if self.deferred_draws:
+            return f"{self.draws} deferred draws"
+        numbers = {
+            "decode rows": self.decode_rows,
+            "drafts of each": self.drafts,
+            "prefill tokens": self.tokens,
+            "chunks": self.chunks,
+            "draws": self.draws,
+        }
+        words = [f"{count} {name}" for name, count in numbers.items() if count]
+        words += [
+            name for name in ("filtered", "scored", "shaped") if getattr(self, name)
+        ]
+        words += ["with adapters"] if self.adapters else []
+        words += [f"splits {self.splits}"] if self.splits else []
+        return ", ".join(words)
+
     def fits(self, max_tokens: int) -> bool:
         """Returns whether the shape can have a graph, of up to `max_tokens` prefill
         tokens.
         """
         return padded_tokens(self.tokens) <= max_tokens and self.chunks <= CHUNK_SIZES[-1]
 
-    def padded(self) -> "StepShape":
-        """Returns the shape whose graph can serve this one."""
+    def padded(self, max_rows: int) -> "StepShape":
+        """Returns the shape whose graph can serve this one, in an engine of at most
+        `max_rows` rows.
+        """
         if self.deferred_draws:
             return evolve(self, draws=bucket_of(self.draws, DECODE_DIVISIONS))
         if not self.tokens:
@@ -111,7 +136,7 @@ class StepShape:
             shape = evolve(self, decode_rows=decode_rows, draws=decode_rows)
             return shape._with_padded_drafts()
         tokens = padded_tokens(self.tokens)
-        decode_rows = mixed_bucket_of(self.decode_rows)
+        decode_rows = mixed_bucket_of(self.decode_rows, tokens, max_rows)
         sizes = CHUNK_SIZES if decode_rows <= MAX_LONE_CHUNK_ROWS else CHUNK_SIZES[1:]
         chunks = next(size for size in sizes if size >= self.chunks)
         longest = min(
@@ -152,10 +177,20 @@ def bucket_of(count: int, divisions: int) -> int:
     return -(-count // step) * step
 
 
-def mixed_bucket_of(count: int) -> int:
-    """Returns the rows of the graph beside prefill tokens, where there may be none."""
+def mixed_bucket_of(count: int, tokens: int, max_rows: int) -> int:
+    """Returns the rows of the graph that serves `count` of at most `max_rows` decode rows
+    beside this many prefill tokens; there may be no rows.
+    """
+    if not count:
+        return 0
+    step = 1 << max(0, (tokens // TOKENS_PER_PADDING_ROW).bit_length() - 1)
+    rows = -(-_mixed_size(count) // step) * step
+    return min(rows, _mixed_size(max_rows))
+
+
+def _mixed_size(count: int) -> int:
     if count <= MAX_DOUBLING_ROWS:
-        return next_power_of_two(count) if count else 0
+        return next_power_of_two(count)
     return bucket_of(count, MIXED_DIVISIONS)
 
 
@@ -170,4 +205,4 @@ def max_draws(seqs: int) -> int:
     """Returns the rows of logits of the largest step of an engine of `seqs` sequences,
     without drafts.
     """
-    return mixed_bucket_of(seqs) + max(seqs, CHUNK_SIZES[-1])
+    return _mixed_size(seqs) + max(seqs, CHUNK_SIZES[-1])

@@ -126,6 +126,12 @@ class PlanLauncher:
             launched.deferred = forward.deferred
             self.runner.run(forward, slot, self._saves(plan, forward))
             sampler.finish(plan.step, forward.shape.lines)
+        self._end_step(plan)
+
+    def _end_step(self, plan: Plan) -> None:
+        """Log what a plan's launches had to do that was not prepared."""
+        owners = self.runner.rows.owners
+        self.runner.unprepared.end_step(plan.step, (owners[row] for row in plan.rows))
 
     def _saves(self, plan: Plan, forward: Forward) -> list[Copy]:
         """Returns the copies of pages that save a plan's states, after its last
@@ -157,6 +163,7 @@ class PlanLauncher:
         launched.slots.append(slot)
         self.runner.run_deferred(draws, slot)
         self.runner.sampler.finish(launched.plan.step, draws.shape.lines)
+        self._end_step(launched.plan)
 
     def results(self, launched: LaunchedPlan, *, receives: bool) -> Executed:
         """Wait for a plan's results. Raises ExecutorError, also where deferred rows were

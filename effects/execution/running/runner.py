@@ -50,6 +50,12 @@ from minfer.effects.execution.running.prefill_chunks import uses_history
 from minfer.effects.execution.running.shortcuts import Shortcuts
 from minfer.effects.execution.running.stage_buffers import StageBuffers
 from minfer.effects.execution.running.stage_sampler import make_sampler
+from minfer.effects.execution.running.unprepared_work import (
+    EXTRA_OUTPUTS,
+    MISSING,
+    TOO_LARGE,
+    UnpreparedWork,
+)
 from minfer.effects.models.architecture.model import Model
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.architecture.weights import Weights
@@ -168,6 +174,7 @@ class ModelRunner:
             spec, config, self.captured + config.max_num_seqs
         )
         self.captures = GraphCache(device, activation_bytes)
+        self.unprepared = UnpreparedWork.of(device)
         self.keeps_logits = keeps_logits and self.shortcuts.graphs
         self.wait()  # for work on other streams
 
@@ -189,7 +196,9 @@ class ModelRunner:
         """
         if self.keeps_logits and not shape.deferred_draws:
             shape = evolve(shape, keeps_logits=True)
-        return shape.padded() if self.may_be_captured(shape) else shape
+        if not self.may_be_captured(shape):
+            return shape
+        return shape.padded(self.config.max_num_seqs)
 
     def may_be_captured(self, shape: StepShape) -> bool:
         """Returns whether steps of a shape have a graph."""
@@ -240,7 +249,7 @@ class ModelRunner:
         with watched(self.backend.device) if checked else contextlib.nullcontext():
             self._send(slot, forward.words)
             if extra := ExtraOutputs.of(forward, self.pooler, self.scorer):
-                self.step(shape, extra=extra)
+                self._launch(shape, EXTRA_OUTPUTS, extra)
                 extra.fetch(slot)
             else:
                 self._replay(shape)
@@ -271,6 +280,7 @@ class ModelRunner:
     def forget(self) -> None:
         """Drop unsent row changes after a failed step: rows are opened again."""
         self.rows.changes = []
+        self.unprepared.parts.clear()
 
     def wait(self) -> None:
         """Wait until no launched work uses the cache any more."""
@@ -327,14 +337,36 @@ class ModelRunner:
     def _replay(self, shape: StepShape) -> None:
         """Run a step by its graph; kernel by kernel while there is none."""
         if not self.may_be_captured(shape):
-            self.step(shape)
+            self._launch(shape, TOO_LARGE)
             return
         if (graph := self.captures.find(shape)) is None:
-            begin = time.monotonic()
-            if self.has_other_ranks or not self.captures.is_due(shape, begin):
-                self.step(shape)
-                self.captures.note(shape, time.monotonic() - begin)
+            if self.has_other_ranks or not self.captures.is_due(shape):
+                self.captures.note(shape, self._launch(shape, MISSING))
                 return
-            self.shortcuts.capture()
-            graph = self.captures.capture(shape, self.step)
+            graph = self._capture(shape)
         self.stage_buffers.replay(graph, shape.inputs)
+
+    def _capture(self, shape: StepShape) -> torch.cuda.CUDAGraph:
+        """Capture the graph of a step that waits for it."""
+        self.shortcuts.capture()
+        begin = time.monotonic()
+        try:
+            graph = self.captures.capture(shape, self.step)
+        except torch.OutOfMemoryError:
+            self.captures.full = True
+            raise
+        self.unprepared.note_capture(shape, time.monotonic() - begin)
+        return graph
+
+    def _launch(
+        self, shape: StepShape, reason: str, extra: ExtraOutputs | None = None
+    ) -> float:
+        """Launch a step without a graph, for a reason, where others have one; returns
+        how long that took the host.
+        """
+        begin = time.monotonic()
+        self.step(shape, extra=extra)
+        seconds = time.monotonic() - begin
+        if self.shortcuts.graphs:
+            self.unprepared.note_launch(shape, reason, seconds)
+        return seconds

@@ -12,23 +12,23 @@ such steps are so short that launching them kernel by kernel takes several times
 Where rows may have adapters, each shape is followed by the same one with adapters.
 Where grammars can be requested, any of these steps may have rows with deferred sampling;
 the deferred draws, which are a few launches, come after pure decode steps. Then come
-rarely requested shapes: other ways of sampling, contexts with other splits, many prompts
-at once. Steps of many prefill tokens come last: launching them takes no longer than their
-work.
+rarely requested shapes: other ways of sampling, contexts with other splits, many short
+prompts at once. Other steps of many prefill tokens come last.
 
-There is time for half of the prompt shapes beside more decode rows. The number of decode
-rows and the length of prompts are not known before requests arrive; both vary by factors:
-a server has 2 streams or 40, and a prompt leaves 20 tokens to compute or 600. So each
+There is not time for all prompt shapes beside more decode rows. The number of decode rows
+and the length of prompts are not known before requests arrive; both vary by factors: a
+server has 2 streams or 40, and a prompt leaves 20 tokens to compute or 600. So each
 doubling is assumed to be equally likely, and the likelihood of a shape is the product of
-the doublings of rows and of tokens that it serves. Short prompts come first beside every
-number of rows, and most longer ones beside usual numbers of rows. If the order took one
-number of rows after the other, time would run out at 32, and a burst of new requests
-beside 40 streams would be launched kernel by kernel.
+the doublings of rows and of tokens that it serves. Beside many tokens, rows are padded to
+few sizes (step_shape.py), so each of these serves many doublings. While more prompts wait
+than a step takes, each step is full: so the largest steps serve more doublings of tokens.
+If the order took one number of rows after the other, time would run out at 32, and a
+burst of new requests beside 40 streams would be launched kernel by kernel.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise, product
+from itertools import product
 from math import log2
 from typing import Final
 
@@ -59,6 +59,13 @@ SEVERAL_PROMPT_TOKENS: Final = range(256, 4096 + 1)
 # Likelihood of prompts beside no decode row, in doublings of rows; and of several prompts
 # beside few rows, compared with one prompt.
 IDLE_DOUBLINGS: Final = 0.5
+# Doublings of prompts that wait, beyond what a step takes: then each step is full.
+FULL_DOUBLINGS: Final = 3.0
+# The fewest prefill tokens and decode rows, of which the first doublings are counted.
+MIN_TOKENS: Final = 32
+MIN_ROWS: Final = 0.5
+# Tokens of a prompt, in large steps that many prompts fill.
+USUAL_PROMPT_TOKENS: Final = range(128, 512 + 1)
 SEVERAL_LIKELIHOOD: Final = 0.25
 # Returns a shape with the splits for contexts of up to a number of tokens.
 AddSplits = Callable[[StepShape, int], StepShape]
@@ -86,13 +93,14 @@ def capture_order(
     scored = evolve(likely, scored=not likely.scored)
     shaped = evolve(likely, shaped=not likely.shaped)
     decode = _decode_shapes(config)
-    sizes = sorted({mixed_bucket_of(shape.decode_rows) for shape in decode})
+    seqs = config.max_num_seqs
+    sizes = sorted({mixed_bucket_of(shape.decode_rows, 0, seqs) for shape in decode})
     prompts = _prefill_shapes([0], config, max_tokens)
     beside = _prefill_shapes(sizes, config, max_tokens)
     drafts = _draft_shapes(decode, config, fewer=fewer_drafts)
     likeliest = _likeliest_first(prompts, beside)
     prompt_shapes = [*likeliest, *prompts.large, *beside.large]
-    first = [shape for shape in prompt_shapes if _is_of_few_clients(shape)]
+    first = [shape for shape in prompt_shapes if _is_of_few_clients(shape, seqs)]
     deferred = [
         StepShape(decode_rows=0, draws=shape.draws, deferred_draws=True)
         for shape in decode
@@ -134,9 +142,10 @@ def _without_and_with_adapters(shape: StepShape) -> list[StepShape]:
     return [shape] if shape.deferred_draws else [shape, evolve(shape, adapters=True)]
 
 
-def _is_of_few_clients(shape: StepShape) -> bool:
+def _is_of_few_clients(shape: StepShape, seqs: int) -> bool:
     """Returns whether a step with prompts is typical of a load of few clients."""
-    if shape.decode_rows > MAX_LONE_CHUNK_ROWS or shape.longest > MIN_LONGEST_TOKENS:
+    few_rows = mixed_bucket_of(min(MAX_LONE_CHUNK_ROWS, seqs), shape.tokens, seqs)
+    if shape.decode_rows > few_rows or shape.longest > MIN_LONGEST_TOKENS:
         return False
     if shape.chunks == 1:
         return True
@@ -144,30 +153,52 @@ def _is_of_few_clients(shape: StepShape) -> bool:
 
 
 def _likeliest_first(*groups: "PrefillShapes") -> list[StepShape]:
-    """Returns the shapes of few and of several chunks, sorted by the doublings of rows
-    and of tokens that they serve.
+    """Returns the shapes of few and of several chunks, and those of usual prompts that
+    fill large steps, sorted by the doublings of rows and of tokens that they serve.
     """
     more_chunks = {shape for group in groups for shape in group.more_chunks}
-    shapes = [*(shape for group in groups for shape in group.fewest_chunks), *more_chunks]
-    rows = _doublings(shape.decode_rows for shape in shapes) | {0: IDLE_DOUBLINGS}
-    inputs = _doublings(shape.tokens for shape in shapes)
+    shapes = [
+        *(shape for group in groups for shape in group.fewest_chunks),
+        *more_chunks,
+        *(
+            shape
+            for group in groups
+            for shape in group.large
+            if _is_of_usual_prompts(shape)
+        ),
+    ]
+    tokens = _doublings((shape.tokens for shape in shapes), MIN_TOKENS)
+    tokens[max(tokens)] += FULL_DOUBLINGS
+    rows = {
+        count: _doublings(
+            (shape.decode_rows for shape in shapes if shape.tokens == count), MIN_ROWS
+        )
+        for count in tokens
+    }
 
     def likely(shape: StepShape) -> float:
-        decode_rows = SEVERAL_LIKELIHOOD if shape in more_chunks else 1.0
-        return decode_rows * rows[shape.decode_rows] * inputs[shape.tokens]
+        chunks = SEVERAL_LIKELIHOOD if shape in more_chunks else 1.0
+        decode_rows = rows[shape.tokens].get(shape.decode_rows, IDLE_DOUBLINGS)
+        return chunks * decode_rows * tokens[shape.tokens]
 
     return sorted(
         shapes, key=lambda shape: (-likely(shape), shape.tokens, shape.decode_rows)
     )
 
 
-def _doublings(counts: Iterable[int]) -> dict[int, float]:
-    """Returns how many doublings each size serves, from the next smaller size on. The
-    smallest counts as one, also the 64 tokens of the shortest prompts.
+def _is_of_usual_prompts(shape: StepShape) -> bool:
+    """Returns whether prompts of usual lengths fill a step with many prefill tokens."""
+    usual_length = shape.tokens // shape.chunks in USUAL_PROMPT_TOKENS
+    return usual_length and shape.longest == MIN_LONGEST_TOKENS
+
+
+def _doublings(counts: Iterable[int], least: float) -> dict[int, float]:
+    """Returns how many doublings each size serves, from the next smaller size on; the
+    smallest, from `least` on.
     """
     sizes = sorted({*counts} - {0})
-    served = {size: log2(size / below) for below, size in pairwise(sizes)}
-    return served | dict.fromkeys(sizes[:1], 1.0)
+    starts = [least, *sizes]  # of what each serves
+    return {size: log2(size / start) for size, start in zip(sizes, starts, strict=False)}
 
 
 def _with_sampling(
@@ -258,7 +289,7 @@ def _prefill_shapes(
                 chunks=chunks,
                 longest=longest,
             )
-            if shape.padded() != shape or not shape.fits(max_tokens):
+            if shape.padded(config.max_num_seqs) != shape or not shape.fits(max_tokens):
                 continue
             # impossible: a lone chunk has all tokens
             if chunks == 1 and longest < tokens:

@@ -49,6 +49,9 @@ BOUNDS: Final = sorted(
 MAX_TILE_ROWS: Final = 128  # (query, head) pairs of attention's largest tile
 # Of chunks that go through recurrent layers token by token, and block by block.
 CHUNK_LENGTHS: Final = (MAX_RECURRENT_TOKENS, MAX_RECURRENT_TOKENS + 1)
+# Decode rows, and tokens of a prompt, of the largest steps.
+USUAL_ROWS: Final = 64
+USUAL_PROMPT_TOKENS: Final = 512
 BEYOND_MAX_CHUNKS: Final = 33  # chunks: one more than a graph has
 
 
@@ -67,6 +70,30 @@ def launch_dummy_steps(dummy_runner: DummyRunner) -> None:
             draft_model = runner.draft_model
             if draft_model is not None and prompts is not None and not shape.decode_rows:
                 draft_model.absorb(shape, prompts)
+
+
+def large_shapes(runner: ModelRunner) -> list[StepShape]:
+    """Returns the shapes of the largest steps, if they have no graph or other packages'
+    kernels: of one prompt, and of several beside decode rows; each with and without
+    history, where that makes a difference.
+    """
+    uses_packages = runner.shortcuts.flash or runner.shortcuts.fused
+    config, routes = runner.config, runner.backend.routes
+    budget, rows = config.max_num_batched_tokens, min(config.max_num_seqs, USUAL_ROWS)
+    chunks = min(config.max_num_seqs, max(1, budget // USUAL_PROMPT_TOKENS))
+    prompt_shapes = [_prompts(budget, 1)]
+    if chunks > 1 and budget > rows:
+        several = _prompts(budget - rows, chunks)
+        several = evolve(several, longest=-(-several.tokens // chunks))
+        beside = evolve(several, decode_rows=rows, draws=rows + chunks)
+        prompt_shapes.append(runner.with_splits(beside, MIN_CONTEXT_TOKENS))
+    histories = [*_histories(routes)] or [None]
+    return [
+        evolve(shape, history=history)
+        for shape in prompt_shapes
+        if uses_packages or not runner.may_be_captured(shape)
+        for history in reversed(histories)
+    ]
 
 
 def counts(max_count: int) -> list[int]:
@@ -95,7 +122,7 @@ def shapes(spec: ModelSpec, config: EngineConfig) -> list[StepShape]:
         *beside,
         *(_chunks(seqs, budget) if spec.has_states else ()),
     ]
-    padded = [shape.padded() for shape in unpadded if shape.fits(routes.captured)]
+    padded = [shape.padded(seqs) for shape in unpadded if shape.fits(routes.captured)]
     return [*dict.fromkeys((*unpadded, *padded))]
 
 

@@ -1,10 +1,11 @@
 """What a GPU's executor does before it is ready, and later when it is idle.
 
 Before: all kernels that traffic can need are compiled in parallel, or found on disk, and
-loaded (dummy_steps.py); other packages' kernels, which compile at first use, are used
-once; graphs are captured for a limited time (capture_order.py). The other graphs, and
-those of shapes that were launched without one, are captured while the executor is idle.
-None of it is required: failures are logged, and the executor continues without.
+loaded (dummy_steps.py); the largest steps run once, with other packages' kernels, which
+compile at first use; graphs are captured for a limited time (capture_order.py). The other
+graphs, and those of shapes that were launched without one, are captured while the
+executor is idle. None of it is required: failures are logged, and the executor continues
+without.
 """
 
 import logging
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from typing import Final
 
 import torch
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
 from minfer.effects.execution.device.device_rows import SamplingNeeds
 from minfer.effects.execution.device.step_shape import StepShape
@@ -23,7 +24,11 @@ from minfer.effects.execution.device.streams import on
 from minfer.effects.execution.running.runner import MIN_CONTEXT_TOKENS, ModelRunner
 from minfer.effects.execution.warming.capture_order import capture_order
 from minfer.effects.execution.warming.dummy_runner import DummyRunner
-from minfer.effects.execution.warming.dummy_steps import launch_dummy_steps
+from minfer.effects.execution.warming.dummy_steps import (
+    large_shapes,
+    launch_dummy_steps,
+)
+from minfer.effects.execution.warming.kernel_folder import prepare_kernel_folder
 from minfer.effects.execution.warming.start_progress import (
     GRAPHS,
     KERNELS,
@@ -65,9 +70,10 @@ class WarmUp:
 
     def prepare(self) -> None:
         """Compile all kernels, on each rank by itself."""
+        prepare_kernel_folder()
         with self.dummy_runner.on_one_rank():
             self._compile()
-            self._packages()
+            self._large_steps()
 
     def before_ready(self) -> None:
         """Capture graphs for a limited time, before there is any load."""
@@ -76,6 +82,12 @@ class WarmUp:
         drafting = self.runner.config.speculation is not None
         self._capture_for(self.readiness.capturing * (DRAFTING_FACTOR if drafting else 1))
         self.runner.wait()
+        _log.info(
+            "%d graphs captured before it is ready; %d more while no request is served, "
+            "or when steps need them",
+            len(self.runner.captures.graphs),
+            len(self.pending),
+        )
 
     def capture_one(self) -> bool:
         """Capture one more graph, the most wanted first; returns whether another
@@ -127,25 +139,21 @@ class WarmUp:
     def _report_kernels(self, num_done: int) -> None:
         self.readiness.report(StartProgress(KERNELS, num_done, 0))
 
-    def _packages(self) -> None:
-        """Have other packages compile their kernels: those of the largest prompts."""
+    def _large_steps(self) -> None:
+        """Run the largest steps that have no graph: other packages compile their kernels,
+        libraries load theirs, and torch takes the memory that such steps need.
+        """
         shortcuts = self.runner.shortcuts
-        if not shortcuts.flash and not shortcuts.fused:
-            return
-        max_tokens = self.runner.config.max_num_batched_tokens
-        shape = StepShape(
-            decode_rows=0, draws=1, tokens=max_tokens, chunks=1, longest=max_tokens
-        )
-        routes = self.runner.backend.routes
-        if routes.may_expand or routes.may_dequantize:
-            shape = evolve(shape, history=1)
-        try:
-            with self._step_context():
-                shortcuts.begin()
-                self.dummy_runner.dummy_step(shape)
-                self.runner.wait()
-        except Exception as error:
-            shortcuts.blame(error)
+        for shape in large_shapes(self.runner):
+            try:
+                with self._step_context():
+                    shortcuts.begin()
+                    self.dummy_runner.dummy_step(shape)
+                    self.runner.wait()
+            except Exception as error:
+                shortcuts.blame(error)
+                if not shortcuts.trying:
+                    _log.warning("a step of %s failed: %r", shape.described(), error)
 
     # --- graphs -------------------------------------------------------------------------
 
@@ -192,9 +200,12 @@ class WarmUp:
         """Capture a shape; if that fails, disable graphs."""
         shortcuts = self.runner.shortcuts
         shortcuts.begin()
+        begin = time.monotonic()
         try:
             with self._step_context():
                 self.dummy_runner.capture(shape)
+            milliseconds = 1000 * (time.monotonic() - begin)
+            _log.debug("captured a graph of %s, %.1f ms", shape.described(), milliseconds)
         except Exception as error:
             if (
                 self.runner.has_other_ranks
@@ -207,6 +218,7 @@ class WarmUp:
             if shortcuts.spoiled > spoiled:
                 self.pending.append(shape)
             full = isinstance(error, torch.OutOfMemoryError)
+            self.runner.captures.full |= full
             if full or not tried:
                 _log.warning("no more graphs are captured: %r", error)
             # A blamed acceleration is disabled; any other failure would happen again.

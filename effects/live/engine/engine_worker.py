@@ -16,6 +16,7 @@ from typing import Final
 from attrs import evolve
 
 from minfer.analysis.drafts import step_drafts
+from minfer.effects.execution.contract import counts_of
 from minfer.effects.execution.tiers.keyed_store import KeyedStore
 from minfer.effects.live.client import Listener, Snapshot
 from minfer.effects.live.constraints.compiling_requests import CompilingRequests
@@ -202,10 +203,12 @@ class EngineWorker:
         return tuple(sorted(named - {"", *running}))
 
     def _totals(self) -> Totals:
-        totals = self.tally.totals()
-        if self.store is None:
-            return totals
-        return sum_totals([totals, Totals(self.store.totals(), {})])
+        others = [counts_of(self.driver.executor)]
+        if self.store is not None:
+            others.append(self.store.totals())
+        return sum_totals(
+            [self.tally.totals(), *(Totals(counts, {}) for counts in others if counts)]
+        )
 
     def drain(self, timeout: float | None = None) -> bool:
         """As `EngineClient` says."""

@@ -111,6 +111,21 @@ HELP: Final[Mapping[str, str]] = {
     ),
     "adapter_loads": "How often an adapter was loaded into a slot of the device.",
     "failed_adapter_loads": "Loads of adapters that failed; their requests have ended.",
+    "steps_without_graph": (
+        "Forwards that were launched kernel by kernel, as no CUDA graph of their shape "
+        "was captured yet. A large prompt that graphs are not made for is not counted."
+    ),
+    "steps_without_graph_seconds": "Seconds in which the host launched these.",
+    "graphs_captured_in_steps": "CUDA graphs for whose capture a step waited.",
+    "graphs_captured_in_steps_seconds": "Seconds in which steps waited for these.",
+    "kernels_compiled_in_steps": (
+        "Kernels that a step had to compile, as they were not compiled at the start."
+    ),
+    "kernels_compiled_in_steps_seconds": "Seconds in which steps waited for these.",
+    "device_allocations_in_steps": (
+        "Times that a step without a graph, or a capture, took memory from the device."
+    ),
+    "device_bytes_allocated_in_steps": "Bytes that were taken so.",
     "failed_steps": "Steps of the engine that failed; their samples run again, or end.",
     "overruled_policy_answers": (
         "Answers of the scheduling policy that the engine could not follow."

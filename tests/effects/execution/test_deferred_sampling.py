@@ -58,6 +58,10 @@ def start(model: Model, at_once: bool, **settings: Any) -> Run:
     return run
 
 
+def padded(shape: StepShape) -> StepShape:
+    return shape.padded(8)
+
+
 def executor_of(run: Run) -> TorchExecutor:
     executor = run.driver.executor
     assert isinstance(executor, TorchExecutor)
@@ -418,7 +422,7 @@ def test_where_masks_were_written_that_lie_in_lent_memory(
 def test_deferred_draws_are_padded_with_the_scratch_row() -> None:
     rows, owners = rows_with("a", "b", "c")
     kept_draw = Draw([0, 1, 2], [owners[2], owners[0], owners[1]])
-    draws = pack_deferred(PLAN, kept_draw, SampleDeferred(7), rows, StepShape.padded)
+    draws = pack_deferred(PLAN, kept_draw, SampleDeferred(7), rows, padded)
     assert draws.shape == StepShape(decode_rows=0, draws=4, deferred_draws=True)
     assert draws.words.reshape(2, -1)[0].tolist() == [2, 0, 1, rows.scratch]
 
@@ -427,7 +431,7 @@ def test_what_stays_as_it_was_is_not_packed_again() -> None:
     """Step after step it is as if it were packed anew, whatever rows come and go."""
     rng = random.Random(0)
     rows, _ = rows_with("a", "b", "c")
-    packer = DeferredPacker(rows, StepShape.padded)
+    packer = DeferredPacker(rows, padded)
     kept_draw, deferred = Draw([], []), tuple[int, ...]()
     counts, fills = (1, 1, 1), tuple[PrefillTokens, ...]()
     reused = 0
@@ -455,7 +459,7 @@ def test_what_stays_as_it_was_is_not_packed_again() -> None:
             deferred=deferred,
         )
         command = SampleDeferred(step, written=rng.random() < 0.9)
-        expected = pack_deferred(plan, kept_draw, command, rows, StepShape.padded)
+        expected = pack_deferred(plan, kept_draw, command, rows, padded)
         before = packer._draws
         packed = packer.pack(plan, kept_draw, command)
         reused += before is not None and packed.draw is before.draw

@@ -7,13 +7,10 @@ import torch
 from attrs import evolve
 
 from minfer.effects.execution.cuda.graphs import (
-    DEFERRED_CAPTURE_LAUNCHES,
     MAX_GRAPHS,
-    MIN_PAUSE_SECONDS,
     MIN_SPENT_CAPTURES,
     RECENT_CAPTURES,
     GraphCache,
-    pays,
 )
 from minfer.effects.execution.device.step_shape import StepShape
 
@@ -27,61 +24,53 @@ def cache() -> GraphCache:
 
 
 @pytest.mark.parametrize(
-    ("launches", "capture", "paid"),
-    [
-        ([], 0.01, False),
-        ([0.005] * 8, 0.01, False),  # as long as four captures
-        ([0.005] * 9, 0.01, True),
-        ([0.005] * 9, 0.02, False),  # captures take longer here
-        ([0.0005] * 79, 0.01, False),  # launches are quick, however many
-    ],
+    ("launch", "uses"),
+    [(0.010, 2), (0.005, 2), (0.004, 3), (0.001, 6), (5.0, 2)],
+    ids=["alike", "half", "less", "a tenth", "compiled"],
 )
-def test_a_capture_pays_once_launches_took_several_times_as_long(
-    launches: list[float], capture: float, *, paid: bool
-) -> None:
-    assert pays(sum(launches), capture) is paid
-
-
-def test_a_step_waits_for_a_capture_only_once_its_kind_has_paid_for_it() -> None:
+def test_a_shape_is_captured_when_it_comes_again(launch: float, uses: int) -> None:
+    """Or later, if captures take much longer than launches: here 0.01 s."""
     graphs = cache()
     graphs.costs.extend([0.01] * RECENT_CAPTURES)
     for shape in (DECODE, PROMPT):
-        graphs.note(shape, 100.0)
-        assert not graphs.is_due(shape, 1000), (
-            "the first launch may have compiled something"
-        )
-        graphs.note(shape, MIN_SPENT_CAPTURES * 0.01)
-        assert not graphs.is_due(shape, 1000)
-        graphs.note(shape, 0.001)
-        assert graphs.is_due(shape, 1000)
-    graphs.costs.extend([0.02] * RECENT_CAPTURES)
-    assert not graphs.is_due(DECODE, 1000), "captures take longer now"
-    graphs.costs.extend([0.01] * RECENT_CAPTURES)
+        for _ in range(uses - 1):
+            assert not graphs.is_due(shape)
+            graphs.note(shape, launch)
+        assert graphs.is_due(shape)
+
+
+def test_no_step_waits_longer_than_launches_of_its_shape_have_taken() -> None:
+    graphs = cache()
+    for capture in (0.01, 0.04, 0.3):
+        graphs.costs.extend([capture] * RECENT_CAPTURES)
+        for launch in (0.001, 0.007, 0.05, 0.2):
+            graphs.forget(DECODE)
+            launches = 0
+            while not graphs.is_due(DECODE):
+                graphs.note(DECODE, launch)
+                launches += 1
+            assert capture <= launches * launch / MIN_SPENT_CAPTURES + 1e-9
+
+
+def test_what_is_captured_or_forgotten_is_not_due() -> None:
+    graphs = cache()
+    graphs.note(DECODE, 99.0)
+    graphs.note(PROMPT, 99.0)
     graphs.forget(DECODE)
-    assert not graphs.is_due(DECODE, 1000)
+    assert not graphs.is_due(DECODE)
     assert graphs.wanted() == [PROMPT]
+    graphs.add(PROMPT, GRAPH)
+    assert not graphs.is_due(PROMPT)
 
 
-def test_what_takes_few_launches_is_captured_after_few_steps() -> None:
+def test_deferred_draws_are_captured_when_they_come_again() -> None:
+    """They are few launches, however long other captures take."""
     graphs, deferred = cache(), StepShape(decode_rows=0, draws=8, deferred_draws=True)
     graphs.costs.extend([0.04] * RECENT_CAPTURES)
-    steps = 0
-    while not graphs.is_due(deferred, 1000):
-        graphs.note(deferred, 0.0005)
-        steps += 1
-    assert steps == 1 + MIN_SPENT_CAPTURES * DEFERRED_CAPTURE_LAUNCHES + 1
-    for _ in range(9):
-        assert not graphs.is_due(DECODE, 1000), "a capture of others takes what it takes"
-        graphs.note(DECODE, 0.02)
-
-
-def test_two_captures_do_not_follow_one_another() -> None:
-    graphs = cache()
-    for _ in range(2):
-        graphs.note(DECODE, 99.0)
-    graphs.last_capture = 1000
-    assert not graphs.is_due(DECODE, 1000 + MIN_PAUSE_SECONDS / 2)
-    assert graphs.is_due(DECODE, 1000 + MIN_PAUSE_SECONDS)
+    graphs.note(deferred, 0.0005)
+    graphs.note(DECODE, 0.0005)
+    assert graphs.is_due(deferred)
+    assert not graphs.is_due(DECODE)
 
 
 def test_what_came_most_often_is_wanted_first_and_nothing_twice() -> None:
@@ -90,7 +79,7 @@ def test_what_came_most_often_is_wanted_first_and_nothing_twice() -> None:
     assert graphs.wanted() == [DECODE, PROMPT]
     graphs.add(DECODE, GRAPH)
     assert graphs.wanted() == [PROMPT]
-    assert not graphs.is_due(DECODE, 1e9)
+    assert not graphs.is_due(DECODE)
 
 
 def foreseen(graphs: GraphCache) -> list[StepShape]:

@@ -1,5 +1,7 @@
 """Plans as words: what is sent, and how often."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -45,7 +47,11 @@ def packer(pad: bool) -> Packer:
         request = Request(id=str(row), prompt=(row,), max_tokens=9)
         rows.open(row, opened(request, (row,)))
     rows.take()
-    return Packer(rows, StepShape.padded if pad else lambda shape: shape)
+    return Packer(rows, partial(padded, rows) if pad else lambda shape: shape)
+
+
+def padded(rows: DeviceRows, shape: StepShape) -> StepShape:
+    return shape.padded(rows.scratch)
 
 
 # Rows 5 and 2 feed themselves; 1 goes on with its history, 4 ends it.
@@ -65,7 +71,7 @@ def test_a_mixed_step_is_packed_as_it_is_read(pad: bool) -> None:
     [forward] = packer(pad).forwards(MIXED)
     shape = forward.shape
     decode_rows = shape.decode_rows
-    assert (decode_rows, shape.longest) == (2, 64 if pad else 3)
+    assert (decode_rows, shape.longest) == ((4, 64) if pad else (2, 3))
     inputs = ForwardWords.of(torch.from_numpy(forward.words), shape)
     assert inputs.sampling_split is None
     assert inputs.prefill is not None
@@ -149,7 +155,7 @@ def test_shapes_do_not_depend_on_which_rows_are_deferred(
     deferred: tuple[int, ...],
 ) -> None:
     rows = packer(pad=True).rows
-    packs = Packer(rows, lambda shape: evolve(shape, keeps_logits=True).padded())
+    packs = Packer(rows, lambda shape: evolve(shape, keeps_logits=True).padded(256))
     [mixed] = packs.forwards(evolve(MIXED, deferred=deferred))
     lines = ForwardWords.of(mixed.words, mixed.shape).sampling_split
     assert mixed.shape.keeps_logits
@@ -219,15 +225,15 @@ def test_other_fills_beside_it_are_chunks() -> None:
         ),
     )
     [forward] = packs.forwards(plan)
-    assert (forward.shape.decode_rows, forward.shape.chunks) == (2, 8)
+    assert (forward.shape.decode_rows, forward.shape.chunks) == (4, 8)
     assert forward.draw.entries == [0, 1, 3, 4, 5]
     prefill = ForwardWords.of(forward.words, forward.shape).prefill
     assert prefill is not None
     assert prefill.chunks[0, :5].tolist() == [2, 4, 3, 0, packs.rows.scratch]
     assert forward.has_extra_outputs
-    remembering = Packer(packs.rows, StepShape.padded, keeps_previous=True)
+    remembering = Packer(packs.rows, partial(padded, packs.rows), keeps_previous=True)
     [chunk_forward] = remembering.forwards(plan)
-    assert (chunk_forward.shape.decode_rows, chunk_forward.shape.chunks) == (1, 8)
+    assert (chunk_forward.shape.decode_rows, chunk_forward.shape.chunks) == (4, 8)
 
 
 def change(rows: DeviceRows) -> None:

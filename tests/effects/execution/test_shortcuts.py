@@ -53,9 +53,8 @@ def capturing(
     executor.runner.captures.graphs.clear()  # of the warm-up
     captured, left = list[StepShape](), list(errors)
 
-    def due(self: GraphCache, shape: StepShape, now: float) -> bool:
+    def due(self: GraphCache, shape: StepShape) -> bool:
         """As soon as a kind comes again: nothing is captured before it is ready."""
-        del now
         return self.launched[shape] > 0 and shape not in self.graphs
 
     monkeypatch.setattr(GraphCache, "is_due", due)

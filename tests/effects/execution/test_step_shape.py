@@ -9,6 +9,7 @@ from minfer.effects.execution.device.step_shape import (
     CHUNK_SIZES,
     DECODE_DIVISIONS,
     MAX_LONE_CHUNK_ROWS,
+    TOKENS_PER_PADDING_ROW,
     StepShape,
     bucket_of,
     max_lines,
@@ -18,6 +19,7 @@ from minfer.effects.models.layout.shapes import max_step_drafts
 from minfer.records.config import EngineConfig
 from minfer.records.speculation import HOST, Speculation
 
+SEQS = 256  # of the engine
 SAME = ("filtered", "scored", "splits", "keeps_logits", "proposes")
 SIZES = ("decode_rows", "tokens", "chunks", "draws", "longest", "verified", "drafts")
 
@@ -72,11 +74,11 @@ def test_so_has_that_of_a_step_with_drafts(
             shape, tokens=tokens, chunks=1, longest=tokens, draws=decode_rows + 1
         )
     check(shape)
-    padded = shape.padded()
+    padded = shape.padded(SEQS)
     assert padded.decode_inputs >= shape.decode_inputs
     assert padded.lines >= shape.lines
     assert padded.verified <= padded.decode_rows
-    assert evolve(shape, proposes=True).padded() != padded
+    assert evolve(shape, proposes=True).padded(SEQS) != padded
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_where_it_costs_little_all_rows_have_drafts(
     shape = StepShape(
         decode_rows=decode_rows, draws=decode_rows, verified=verified, drafts=drafts
     )
-    assert shape.padded().verified == padded
+    assert shape.padded(SEQS).verified == padded
 
 
 def test_there_is_room_for_the_drafts_of_every_step() -> None:
@@ -112,7 +114,7 @@ def test_there_is_room_for_the_drafts_of_every_step() -> None:
                 verified=decode_rows,
                 drafts=drafts,
             )
-            for each_shape in (shape, shape.padded()):
+            for each_shape in (shape, shape.padded(seqs)):
                 assert each_shape.verified <= room
                 fitting = evolve(
                     each_shape, drafts=min(each_shape.drafts, room // each_shape.verified)
@@ -122,12 +124,12 @@ def test_there_is_room_for_the_drafts_of_every_step() -> None:
 
 
 def check(shape: StepShape) -> None:
-    padded = shape.padded()
+    padded = shape.padded(SEQS)
     exact, room = asdict(shape), asdict(padded)
     assert all(room[size] >= exact[size] for size in SIZES)
     assert all(room[name] == exact[name] for name in SAME)
     assert padded.longest <= padded.tokens
-    assert padded.padded() == padded
+    assert padded.padded(SEQS) == padded
     assert padded.fits(1 << 14)
 
 
@@ -137,11 +139,28 @@ def test_too_many_tokens_do_not_fit() -> None:
     assert not shape.fits(191)
 
 
-def test_beside_history_there_are_few_sizes_of_rows_that_feed_themselves() -> None:
-    sizes = [mixed_bucket_of(n) for n in range(257)]
+def test_beside_few_prefill_tokens_there_are_few_sizes_of_decode_rows() -> None:
+    sizes = [mixed_bucket_of(n, 16, SEQS) for n in range(257)]
     assert all(size >= n for n, size in enumerate(sizes))
     assert sorted({*sizes[:65]}) == [0, 1, 2, 4, 8, 16, 32, 64]
-    assert all(size <= 1.25 * n for n, size in enumerate(sizes) if n > 64)
+    assert all(size <= 1.5 * n for n, size in enumerate(sizes) if n > 64)
+
+
+@pytest.mark.parametrize("seqs", [1, 5, 8, 100, 256, 1000])
+@pytest.mark.parametrize("tokens", [64, 192, 512, 1024, 3072, 8192])
+def test_beside_more_prefill_tokens_there_are_fewer(tokens: int, seqs: int) -> None:
+    most = mixed_bucket_of(seqs, 0, seqs)
+    for count in range(seqs + 1):
+        size, exact = (mixed_bucket_of(count, beside, seqs) for beside in (tokens, 0))
+        assert count <= size <= most
+        assert size < exact + max(1, tokens // TOKENS_PER_PADDING_ROW)
+        assert mixed_bucket_of(size, tokens, max(size, seqs)) == size
+        assert bool(size) == bool(count)
+    if tokens == 8192 and seqs <= 256:
+        assert {mixed_bucket_of(count, tokens, seqs) for count in range(seqs + 1)} == {
+            0,
+            most,
+        }
 
 
 def test_a_lone_chunk_has_graphs_of_its_own_only_beside_few_rows() -> None:
@@ -152,9 +171,9 @@ def test_a_lone_chunk_has_graphs_of_its_own_only_beside_few_rows() -> None:
         chunks=1,
         longest=64,
     )
-    assert lone.padded().chunks == 1
+    assert lone.padded(SEQS).chunks == 1
     assert (
-        evolve(lone, decode_rows=MAX_LONE_CHUNK_ROWS + 1).padded().chunks
+        evolve(lone, decode_rows=MAX_LONE_CHUNK_ROWS + 1).padded(SEQS).chunks
         == CHUNK_SIZES[1]
     )
 
@@ -164,17 +183,17 @@ def test_deferred_draws_are_padded_by_their_number_only(draws: int) -> None:
     late = StepShape(
         decode_rows=0, draws=draws, filtered=True, scored=True, deferred_draws=True
     )
-    padded = late.padded()
+    padded = late.padded(SEQS)
     assert padded == evolve(late, draws=bucket_of(draws, DECODE_DIVISIONS))
     assert draws <= padded.draws <= max(draws + 7, draws * (1 + 2 / DECODE_DIVISIONS))
-    assert padded.padded() == padded
+    assert padded.padded(SEQS) == padded
     assert padded.fits(1)
     assert padded.sampling_needs == late.sampling_needs
 
 
 def test_deferred_draws_have_few_sizes() -> None:
     sizes = {
-        StepShape(decode_rows=0, draws=n, deferred_draws=True).padded().draws
+        StepShape(decode_rows=0, draws=n, deferred_draws=True).padded(SEQS).draws
         for n in range(1, 257)
     }
     assert {1, 2, 4, 8} < sizes
@@ -183,6 +202,6 @@ def test_deferred_draws_have_few_sizes() -> None:
 
 def test_deferred_draws_share_no_graph_with_a_step_of_as_many_rows() -> None:
     step = StepShape(decode_rows=8, draws=8, keeps_logits=True)
-    assert (
-        StepShape(decode_rows=0, draws=8, deferred_draws=True).padded() != step.padded()
-    )
+    assert StepShape(decode_rows=0, draws=8, deferred_draws=True).padded(
+        SEQS
+    ) != step.padded(SEQS)

@@ -16,7 +16,9 @@ from minfer.effects.execution.device.device_rows import SamplingNeeds
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.running import background
 from minfer.effects.execution.running.shortcuts import SPOILED_MESSAGE
+from minfer.effects.execution.warming import dummy_steps
 from minfer.effects.execution.warming import warm_up as module
+from minfer.effects.execution.warming.dummy_runner import DummyRunner
 from minfer.effects.execution.warming.start_progress import GRAPHS, KERNELS, StartProgress
 from minfer.effects.execution.warming.warm_up import Readiness, WarmUp
 from minfer.kernels import compiling as kernels
@@ -262,3 +264,47 @@ def test_an_executor_goes_on_in_quiet_moments_until_it_is_closed(
     count = len(captured)
     assert not executor.background.thread.is_alive()
     assert len(captured) == count
+
+
+@pytest.mark.long
+def test_the_largest_steps_run_before_ready_and_change_nothing(
+    run: Run,
+    reference: Tokens,
+    captured: list[StepShape],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    compiling(monkeypatch)
+    executor: Any = run.driver.executor
+    runner = executor.runner
+    runner.captured = 32  # of 64 tokens of a step
+    inner, shapes = DummyRunner.dummy_step, list[StepShape]()
+
+    def dummy_step(self: DummyRunner, shape: StepShape) -> None:
+        shapes.append(shape)
+        if len(shapes) == 4:
+            raise RuntimeError("no")
+        inner(self, shape)
+
+    monkeypatch.setattr(DummyRunner, "dummy_step", dummy_step)
+    monkeypatch.setattr(dummy_steps, "USUAL_ROWS", 8)
+    monkeypatch.setattr(dummy_steps, "USUAL_PROMPT_TOKENS", 16)
+    work = warm_up(run, [], seconds=0)
+    work.prepare()
+    assert [
+        (shape.decode_rows, shape.tokens, shape.chunks, shape.longest) for shape in shapes
+    ] == [(0, 64, 1, 64), (8, 56, 4, 14)]
+    assert all(bool(shape.splits) == bool(shape.decode_rows) for shape in shapes)
+    caplog.clear()
+    runner.captured = 64
+    work.prepare()
+    assert len(shapes) == 2, "all steps have graphs"
+    runner.captured = 32
+    work.prepare()
+    [warning] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert warning == (
+        "a step of 8 decode rows, 56 prefill tokens, 4 chunks, 12 draws, "
+        f"splits {shapes[1].splits} failed: RuntimeError('no')"
+    )
+    assert not captured
+    assert run.serve(requests(0)) == reference

@@ -54,6 +54,13 @@ def test_lines_that_say_the_same_are_thinned_and_counted() -> None:
     assert last.getMessage() == "port 10"
 
 
+def test_lines_for_debugging_are_all_written() -> None:
+    """Who has asked for them wants each."""
+    thinned = LogRateLimit(lambda: 0.0)
+    lines = [line("step %s", i, level=logging.DEBUG) for i in range(3 * MAX_BURST_LINES)]
+    assert all(thinned.filter(each) for each in lines)
+
+
 def test_kinds_of_lines_do_not_grow_without_end() -> None:
     thinned = LogRateLimit(lambda: 0.0)
     for number in range(3 * MAX_LINE_KINDS):

@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from attrs import evolve
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from minfer import LLM, SamplingParams
+from minfer.effects.execution.device.step_shape import StepShape
+from minfer.effects.execution.running.unprepared_work import (
+    LAUNCHES,
+    MISSING,
+    UnpreparedWork,
+)
 from minfer.effects.execution.tiers.block_folder import REFUSED, BlockFolder
 from minfer.effects.execution.tiers.peers.peer_plan import PREFILL, PeerPlan
 from minfer.effects.execution.tiers.peers.peers import Peers
@@ -56,10 +63,24 @@ OF_ADAPTERS = (
 )
 
 
+def count(llm: LLM, work: UnpreparedWork) -> None:
+    """Have an executor without a device count, as one on a GPU does."""
+
+    class CountingOracle(Oracle):
+        def counts(self) -> dict[str, float]:
+            return work.totals()
+
+    executor: Any = llm.worker.driver.executor
+    assert type(executor) is Oracle
+    executor.__class__ = CountingOracle
+
+
 @pytest.mark.long
 def test_each_says_in_plain_words_what_it_is(start_llm: StartLLM, tmp_path: Path) -> None:
     llm, metrics, _ = start_llm(journal=tmp_path)
     llm.worker.store = BlockFolder(tmp_path, 1 << 20, "cpu")
+    work = UnpreparedWork(torch.device("cpu"))
+    count(llm, work)
     llm.generate([[5] * 20], STEADY)
     text = generate_latest(metrics.registry).decode()
     families = [
@@ -80,6 +101,19 @@ def test_each_says_in_plain_words_what_it_is(start_llm: StartLLM, tmp_path: Path
         assert words.endswith("."), name
         assert len(words.split()) >= 5, name
         assert name.replace("_", " ") not in words, name
+
+
+def test_what_steps_did_unprepared_is_counted(start_llm: StartLLM) -> None:
+    """By an executor on a GPU; by others, nothing."""
+    llm, metrics, _ = start_llm()
+    assert LAUNCHES not in llm.client.snapshot().totals.counts
+    work = UnpreparedWork(torch.device("cpu"))
+    count(llm, work)
+    work.note_launch(StepShape(decode_rows=4, draws=4), MISSING, 0.25)
+    text = generate_latest(metrics.registry).decode()
+    assert 'minfer_steps_without_graph_total{model_name="tiny"} 1.0' in text
+    assert 'minfer_steps_without_graph_seconds_total{model_name="tiny"} 0.25' in text
+    assert 'minfer_kernels_compiled_in_steps_total{model_name="tiny"} 0.0' in text
 
 
 def read(metrics: Metrics) -> dict[str, float]:

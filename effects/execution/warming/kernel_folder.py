@@ -1,0 +1,122 @@
+"""The folder in which Triton keeps compiled kernels, so that the next start finds them.
+
+Triton writes each kernel there before it is loaded, and fails where it cannot. So if the
+folder cannot be written, or its disk is full, a spare one on this machine takes its
+place: kernels that are complete in the first one are linked there, and others are
+compiled to it. The spare folder belongs to the user alone, as kernels in it are code; it
+is the same for all processes, and stays until the machine or container restarts.
+"""
+
+import logging
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from minfer.values.checks import ConfigError
+
+PROBE_BYTES: Final = 1 << 20  # written to see whether that works
+MIN_FREE_BYTES: Final = 256 << 20  # for the kernels of a model
+SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108 - the folder in it is checked
+_log = logging.getLogger("minfer.executor")
+
+
+def prepare_kernel_folder() -> None:
+    """Have Triton use a spare folder, with a warning, if its own cannot be written.
+    Raises ConfigError if none can.
+    """
+    from triton import knobs
+
+    folder = Path(knobs.cache.dir)
+    if not (problem := write_problem(folder)):
+        return
+    spare = _spare_folder(folder, problem)
+    for link in spare.iterdir():
+        if link.is_symlink() and not link.exists():
+            link.unlink()  # what it led to is gone
+    linked = sum(_link(kernel, spare) for kernel in _complete_kernels(folder))
+    knobs.cache.dir = str(spare)
+    _log.warning(
+        "compiled kernels cannot be kept in %s: %s. %d that are there are used; others "
+        "are compiled to %s, and again after the machine or container has restarted, "
+        "which takes 10 to 30 s of each start. Set TRITON_CACHE_DIR to a folder that can "
+        "be written",
+        folder,
+        problem,
+        linked,
+        spare,
+    )
+
+
+def write_problem(folder: Path) -> str:
+    """Returns why kernels cannot be written to a folder, which is made if it is missing;
+    empty if they can.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix="tmp.minfer-") as probe:
+            probe.write(bytes(PROBE_BYTES))
+            probe.flush()
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return error.strerror or repr(error)
+    if free < MIN_FREE_BYTES:
+        mebibytes = MIN_FREE_BYTES >> 20
+        return f"{free >> 20} MiB are free there, and kernels may take {mebibytes}"
+    return ""
+
+
+def _spare_folder(folder: Path, problem: str) -> Path:
+    """Returns a folder of this user alone that can be written."""
+    tried = [f"{folder}: {problem}"]
+    for parent in dict.fromkeys((tempfile.gettempdir(), SHARED_MEMORY)):
+        spare = Path(parent) / f"minfer-kernels-{os.getuid()}"
+        try:
+            spare.mkdir(mode=stat.S_IRWXU, exist_ok=True)
+            problem = "" if _is_private(spare) else "it belongs to others"
+        except OSError as error:
+            problem = error.strerror or repr(error)
+        if not (problem := problem or write_problem(spare)):
+            return spare
+        tried.append(f"{spare}: {problem}")
+    raise ConfigError(
+        f"compiled kernels cannot be written anywhere ({'; '.join(tried)}): set "
+        "TRITON_CACHE_DIR to a folder that can be written"
+    )
+
+
+def _is_private(folder: Path) -> bool:
+    """Returns whether a folder is of this user, and nobody else may use it."""
+    status = folder.lstat()
+    is_folder = stat.S_ISDIR(status.st_mode)
+    others = status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    return is_folder and status.st_uid == os.getuid() and not others
+
+
+def _complete_kernels(folder: Path) -> Iterator[Path]:
+    """Yields the folders of kernels, and of their launchers, that were written to the
+    end.
+    """
+    try:
+        for kernel in folder.iterdir():
+            if any(kernel.glob("__grp__*.json")) or any(kernel.glob("*.so")):
+                yield kernel
+    except OSError:  # it cannot be read either
+        return
+
+
+def _link(kernel: Path, spare: Path) -> bool:
+    """Link a kernel's folder into the spare one, unless it is there; returns whether it
+    is usable from there.
+    """
+    link = spare / kernel.name
+    try:
+        link.symlink_to(kernel.resolve(), target_is_directory=True)
+    except FileExistsError:  # of an earlier start, or of another process
+        return True
+    except OSError:
+        return False
+    return True
