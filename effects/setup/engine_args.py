@@ -266,8 +266,7 @@ class EngineArgs(ModelArg):
         "how long a step may take, in milliseconds, because prompts are computed beside "
         "running sequences, which wait for it: a target for the time between tokens; "
         "auto: little longer than without prompts, as long as they do not pile up; none: "
-        "as long as --max-num-batched-tokens takes (default: none; of minfer serve: "
-        "auto, but none with speculation)",
+        "as long as --max-num-batched-tokens takes (default: none)",
         ITL,
     )
     gpu_memory_utilization: float | None = option(

@@ -18,7 +18,7 @@ from minfer.effects.setup.option_values import resolve_policy
 from minfer.effects.setup.recurrent_layers import state_keeping
 from minfer.effects.setup.speculation_settings import SpeculativeConfig
 from minfer.records.config import CacheGroup, EngineConfig
-from minfer.records.speculation import DEVICE, Speculation
+from minfer.records.speculation import DEVICE
 from minfer.values.checks import ConfigError
 
 DEFAULT_BATCHED_TOKENS: Final = {"cpu": 2048, "cuda": 8192}
@@ -58,7 +58,7 @@ def engine_config(
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens
         or _batched_tokens(args, spec, device),
-        itl_target=_itl_target(args, speculation),
+        itl_target=_itl_target(args.itl_target),
         vocab_size=spec.vocab_size,
         depth=args.steps_in_flight,
         max_waiting=args.max_waiting,
@@ -77,18 +77,11 @@ def engine_config(
     )
 
 
-def _itl_target(args: EngineArgs, speculation: Speculation | None) -> float | None:
-    """Returns the core's target for the time between tokens, in seconds.
-
-    Drafts take what prefill leaves of a step's budget, and a target leaves nothing. So
-    with speculation there is none, unless it is asked for.
-    """
-    target = args.itl_target
-    if target is None:
-        target = "auto" if args.streaming and speculation is None else "none"
-    if isinstance(target, str):
-        return 0.0 if target == "auto" else None
-    return target / MS
+def _itl_target(target: float | str | None) -> float | None:
+    """Returns the core's target for the time between tokens, in seconds."""
+    if target is None or target == "none":
+        return None
+    return 0.0 if isinstance(target, str) else target / MS
 
 
 def _groups(

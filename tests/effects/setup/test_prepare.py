@@ -48,11 +48,9 @@ def test_where_tokens_are_streamed_a_steps_work_is_bounded(
     ("settings", "seconds"),
     [
         ({}, None),
-        ({"streaming": True}, 0.0),
-        ({"streaming": True, "itl_target": "none"}, None),
+        ({"itl_target": "none"}, None),
         ({"itl_target": "auto"}, 0.0),
         ({"itl_target": 12.5}, 0.0125),
-        ({"streaming": True, "speculative_config": NGRAM}, None),
         ({"speculative_config": NGRAM, "itl_target": "auto"}, 0.0),
     ],
 )
