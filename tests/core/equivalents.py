@@ -8,6 +8,10 @@ error.
 from typing import Final
 
 EQUIVALENT: Final[dict[str, str]] = {
+    (
+        "sampling/beam.py | _is_over | comparison | params.length_penalty > 0 -> "
+        "params.length_penalty >= 0"
+    ): "With a penalty of zero scores are divided by one, whatever the length.",
     "sampling/reference_sampler.py | _deviations | swap | depth[t] - mean -> mean - depth[t]": (
         "Of the difference only the magnitude is taken."
     ),

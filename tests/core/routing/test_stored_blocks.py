@@ -11,7 +11,7 @@ from hypothesis import given
 from minfer.blocks.keys import Key, block_keys, extend_keys
 from minfer.blocks.prefix import ROOT
 from minfer.records.config import CacheGroup, EngineConfig
-from minfer.records.messages import Cancel, Submit
+from minfer.records.messages import Cancel, Event, Submit
 from minfer.records.policy import FirstCome
 from minfer.records.request import Request
 from minfer.records.state import Turn
@@ -24,6 +24,8 @@ from tests.core.routing.test_replica_events import ROOT as ROOT_OF_REQUESTS
 from tests.core.routing.test_replica_events import cached
 from tests.core.simulation.clocked import Run
 from tests.core.simulation.test_simulate import config_of
+from tests.core.test_engine import ask
+from tests.core.tiers.hosted import Hosted
 
 
 def stored_in(config: EngineConfig, turn: Turn) -> list[StoredBlocks]:
@@ -114,3 +116,29 @@ def test_a_chain_behind_a_window_is_stored_as_in_the_group_without_one() -> None
     run.turn(Submit(cached((1,) * 33, "1", max_tokens=9)))
     run.drain()
     assert check(run.config, run.turns) == {"stored": 10, "left out": 0}
+
+
+def turn_of(bench: Hosted, *events: Event) -> Turn:
+    before, transition = bench.state, bench.turn(*events)
+    return Turn(0, before, bench.events, transition)
+
+
+@pytest.mark.parametrize("hit", [0, 2])
+def test_blocks_that_an_admitted_request_loaded_are_stored_with_their_tokens(
+    hit: int,
+) -> None:
+    first = ask("first", 18, max_tokens=2)  # four full blocks, and two tokens more
+    bench = Hosted()
+    bench.serve(first)
+    bench.push_out()
+    if hit:
+        bench.serve(evolve(first, id="begin", prompt=first.prompt[: 4 * hit + 1]))
+    turns = [turn_of(bench, Submit(evolve(first, id="again")))]
+    while bench.state.requests:
+        turns.append(turn_of(bench))
+    stored = [blocks for turn in turns for blocks in stored_in(bench.config, turn)]
+    keys = block_keys(first.root, first.prompt, 4)
+    parent = keys[hit - 1] if hit else ROOT
+    assert stored == [
+        StoredBlocks(keys[hit:], parent, first.prompt[4 * hit : 16], first.root)
+    ]
