@@ -22,7 +22,7 @@ from minfer.records.messages import (
     Submit,
 )
 from minfer.records.plan import Copy
-from minfer.records.request import Request
+from minfer.records.request import KvTransfer, Request
 from minfer.records.sequence import NEVER, NO_STATES
 from minfer.records.speculation import DEVICE, Speculation
 from minfer.records.state_keeping import StateKeeping
@@ -377,8 +377,9 @@ def test_states_in_prompts_are_saved_before_checkpoints() -> None:
     assert ("first", 32) in saves(bench)
 
 
-def test_states_that_others_wait_for_are_saved_first() -> None:
+@pytest.mark.parametrize("awaited", [{"n": 2}, {"kv_transfer": KvTransfer(push_to="b")}])
+def test_states_that_others_wait_for_are_saved_first(awaited: dict[str, Any]) -> None:
     bench = Bench(FEW)
-    samples = ask("samples", prompt=PROMPT, max_tokens=2, n=2)
-    bench.give(Submit(ask("alone", 9, 2)), Submit(samples))
-    assert saves(bench) == [("samples", 8)]
+    request = ask("awaited", prompt=PROMPT, max_tokens=2, **awaited)
+    bench.give(Submit(ask("alone", 9, 2)), Submit(request))
+    assert saves(bench) == [("awaited", 8)]
