@@ -144,6 +144,16 @@ def test_the_group_that_a_router_knows(groups: Any, group: int | None) -> None:
     assert routing_group(evolve(config_of(), groups=groups)) == group
 
 
+def test_without_a_full_group_no_changes_of_the_cache_are_known() -> None:
+    run = Run(evolve(config_of(), groups=(CacheGroup(window=8),)))
+    run.turn(Submit(cached((1,) * 20, "1", max_tokens=9)))
+    run.drain()
+    assert run.state.blocks.prefix.cached
+    assert [check(run.config, turn) for turn in run.turns] == [CacheChanges()] * len(
+        run.turns
+    )
+
+
 def test_a_turn_that_leaves_the_cache_as_it_is_changes_nothing() -> None:
     run = Run(config_of())
     run.turn()

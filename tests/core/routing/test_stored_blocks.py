@@ -24,7 +24,8 @@ from tests.core.routing.test_replica_events import ROOT as ROOT_OF_REQUESTS
 from tests.core.routing.test_replica_events import cached
 from tests.core.simulation.clocked import Run
 from tests.core.simulation.test_simulate import config_of
-from tests.core.test_engine import ask
+from tests.core.speculate.drafted import HOSTED, SOLO, Drafted
+from tests.core.test_engine import Bench, ask
 from tests.core.tiers.hosted import Hosted
 
 
@@ -118,9 +119,14 @@ def test_a_chain_behind_a_window_is_stored_as_in_the_group_without_one() -> None
     assert check(run.config, run.turns) == {"stored": 10, "left out": 0}
 
 
-def turn_of(bench: Hosted, *events: Event) -> Turn:
-    before, transition = bench.state, bench.turn(*events)
-    return Turn(0, before, bench.events, transition)
+def stored_until_idle(bench: Bench, *events: Event) -> list[StoredBlocks]:
+    """What a bench stores in a turn with these events, and from then on."""
+    stored = []
+    while events or bench.state.requests:
+        before, transition = bench.state, bench.turn(*events)
+        stored += stored_in(bench.config, Turn(0, before, (), transition))
+        events = ()
+    return stored
 
 
 @pytest.mark.parametrize("hit", [0, 2])
@@ -133,12 +139,19 @@ def test_blocks_that_an_admitted_request_loaded_are_stored_with_their_tokens(
     bench.push_out()
     if hit:
         bench.serve(evolve(first, id="begin", prompt=first.prompt[: 4 * hit + 1]))
-    turns = [turn_of(bench, Submit(evolve(first, id="again")))]
-    while bench.state.requests:
-        turns.append(turn_of(bench))
-    stored = [blocks for turn in turns for blocks in stored_in(bench.config, turn)]
+    stored = stored_until_idle(bench, Submit(evolve(first, id="again")))
     keys = block_keys(first.root, first.prompt, 4)
     parent = keys[hit - 1] if hit else ROOT
     assert stored == [
         StoredBlocks(keys[hit:], parent, first.prompt[4 * hit : 16], first.root)
     ]
+
+
+def test_a_block_that_ends_in_the_last_accepted_drafts_is_stored() -> None:
+    """Its tokens are emitted in the turn in which its sequence leaves."""
+    request = ask("a", 4, max_tokens=9)
+    bench = Drafted(HOSTED, config=SOLO)
+    stored = stored_until_idle(bench, Submit(request))
+    keys = [key for blocks in stored for key in blocks.keys]
+    whole = (*request.prompt, *bench.out["a", 0])
+    assert keys == [*block_keys(request.root, whole, 4)]
