@@ -76,6 +76,15 @@ def test_a_prompt_is_saved_at_its_last_block_boundary_and_then_each_block() -> N
     assert bench.state.blocks.available == STATES.num_blocks
 
 
+def test_a_state_at_the_very_end_of_a_prompt_is_a_checkpoint() -> None:
+    bench = Bench(STATES)
+    bench.give(Submit(ask("a", prompt=tuple(range(12)), max_tokens=6)))
+    bench.drain()
+    assert saves(bench) == [("a", 8), ("a", 12), ("a", 16)]
+    whole = (*range(12), *bench.out["a", 0])
+    assert kept(bench) == {key_at(bench, whole[:end]) for end in (8, 16)}
+
+
 def test_an_equal_prompt_starts_from_there() -> None:
     bench = Bench(STATES)
     bench.give(Submit(ASKED))
