@@ -191,6 +191,7 @@ SHAPES["qwen3.5"] = {  # Qwen3.5 9B's text
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
     "full_attention_interval": 4,
+    "mamba_ssm_dtype": "float32",  # vLLM keeps states in this; minfer always does
     "vocab_size": 248_320,
 }
 SHAPES["qwen3.5-2B"] = SHAPES["qwen3.5"] | {

@@ -138,7 +138,7 @@ if __name__ == "__main__":
         "--long": {**integers, "default": [1]},
         "--prefill": {**integers, "default": [8192, LONG]},
         "--cache": 0.0,  # GB
-        "--state-dtype": "auto",  # of recurrent layers: the activations'
+        "--state-dtype": "auto",  # the config's mamba_ssm_dtype, or the activations'
         "--start": {"type": Path, "help": "wait for this file before measuring"},
     }
     run("layers_vllm", measure, options)
