@@ -129,10 +129,14 @@ def chunk(inputs: int, **changes: Any) -> tuple[int, int]:
     return bounded(config, bench.state, inputs)
 
 
-def bounded(config: EngineConfig, state: EngineState, inputs: int) -> tuple[int, int]:
-    """What the first row takes, if it is at its beginning, and to be saved at 40."""
+def bounded(
+    config: EngineConfig, state: EngineState, inputs: int, save_at: int = 40
+) -> tuple[int, int]:
+    """What the first row takes, if it is at its beginning, and to be saved at
+    `save_at`; and where it is saved then.
+    """
     (chain,) = state.running.chains
-    chain = evolve(chain, states=evolve(chain.states, save_at=40))
+    chain = evolve(chain, states=evolve(chain.states, save_at=save_at))
     run = evolve(state.running, scheduled=(0,), chains=(chain,))
     share, run = bound_chunk(config, state, run, 0, inputs)
     return share, run.chains[0].states.save_at
@@ -152,6 +156,13 @@ def test_a_chunk_that_ends_earlier_saves_there_at_the_last_block_boundary() -> N
     assert chunk(27, states=none) == (27, 40)
     full = StateKeeping(stride_blocks=2, max_share=0.01)
     assert chunk(27, states=full) == (27, 40), "states have their share"
+
+
+def test_the_last_chunk_of_a_prompt_is_not_cut_for_a_stride() -> None:
+    bench = Bench(evolve(STATES, max_num_batched_tokens=4))
+    bench.give(Submit(ask("a", 42, 9)))
+    assert bounded(STATES, bench.state, 42, save_at=44) == (42, 44)
+    assert bounded(STATES, bench.state, 41, save_at=44) == (40, 40)
 
 
 def test_a_stride_evicts_nothing() -> None:
