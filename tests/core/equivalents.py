@@ -9,6 +9,10 @@ from typing import Final
 
 EQUIVALENT: Final[dict[str, str]] = {
     (
+        "routing/stored_blocks.py | _chains | condition | if seq.request.id in loading -> "
+        "if True"
+    ): "A shortcut: a key is of the same tokens, in whichever sequence it is found.",
+    (
         "sampling/beam.py | _is_over | comparison | params.length_penalty > 0 -> "
         "params.length_penalty >= 0"
     ): "With a penalty of zero scores are divided by one, whatever the length.",

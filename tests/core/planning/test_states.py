@@ -168,9 +168,16 @@ def test_the_last_chunk_of_a_prompt_is_not_cut_for_a_stride() -> None:
 def test_a_stride_evicts_nothing() -> None:
     bench = Bench(evolve(STATES, max_num_batched_tokens=4))
     bench.give(Submit(ask("a", 42, 9)))
-    for free, expected in ((3, (24, 24)), (2, (27, 40))):
-        pool = evolve(bench.state.blocks.pool, free=free)
-        state = evolve(bench.state, blocks=evolve(bench.state.blocks, pool=pool))
+    blocks, most = bench.state.blocks, most_state_pages(STATES)
+    for free, kept, expected in (
+        (3, 0, (24, 24)),
+        (2, 0, (27, 40)),
+        (3, most - STATES.state_pages, (24, 24)),
+        (3, most, (27, 40)),  # states have their share
+    ):
+        pool = evolve(blocks.pool, free=free)
+        prefix = evolve(blocks.prefix, state_pages=kept)
+        state = evolve(bench.state, blocks=evolve(blocks, pool=pool, prefix=prefix))
         assert bounded(STATES, state, 27) == expected
 
 

@@ -88,6 +88,7 @@ def test_an_attribute_that_is_set_says_where_to_keep_it() -> None:
     assert len(text) < 200  # as much as a record keeps
     line = SetsAttribute.rank.__code__.co_firstlineno + 1
     assert raising_line(caught.value) == f"{__file__}, line {line}"
+    assert "a policy keeps nothing" in error_text(FrozenInstanceError()), "not raised"
 
 
 def test_errors_of_other_kinds_are_as_they_are() -> None:
