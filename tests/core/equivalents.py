@@ -9,6 +9,16 @@ from typing import Final
 
 EQUIVALENT: Final[dict[str, str]] = {
     (
+        "blocks/prefix.py | PrefixChange.can_evict | condition | if self.held is None or "
+        "count > self.idlers -> if False"
+    ): (
+        "A shortcut: where nothing is held all idle blocks are counted, and never more "
+        "than there are."
+    ),
+    "routing/stored_blocks.py | _take | comparison | begin < len(keys) -> begin <= len(keys)": (
+        "From the end of the keys on there is no run."
+    ),
+    (
         "routing/stored_blocks.py | _chains | condition | if seq.request.id in loading -> "
         "if True"
     ): "A shortcut: a key is of the same tokens, in whichever sequence it is found.",

@@ -155,3 +155,22 @@ def test_a_block_that_ends_in_the_last_accepted_drafts_is_stored() -> None:
     keys = [key for blocks in stored for key in blocks.keys]
     whole = (*request.prompt, *bench.out["a", 0])
     assert keys == [*block_keys(request.root, whole, 4)]
+
+
+def test_blocks_are_stored_whose_groups_are_not_published_alike() -> None:
+    """A group without a window waits until the equal blocks of another sequence are
+    evicted.
+    """
+    groups = (CacheGroup(window=4), CacheGroup())
+    run = Run(evolve(config_of(num_blocks=14, depth=1), groups=groups))
+    twins = [
+        cached((1,) * 13, name, max_tokens=most) for name, most in (("a", 1), ("b", 30))
+    ]
+    run.turn(*map(Submit, twins))
+    run.turn()
+    run.turn()
+    run.turn(Submit(cached((3,) * 25, "c", max_tokens=1)))
+    run.drain()
+    chains = [chain for turn in run.turns for chain in turn.before.running.chains]
+    assert (5, 1) in {chain.sealed for chain in chains}
+    assert check(run.config, run.turns) == {"stored": 18, "left out": 0}
