@@ -8,6 +8,9 @@ error.
 from typing import Final
 
 EQUIVALENT: Final[dict[str, str]] = {
+    "speculate/learn.py | _update_samples | term | step - 1 -> step": (
+        "A shortcut: there are no steps between one and the next, in which a record rests."
+    ),
     (
         "blocks/prefix.py | PrefixChange.can_evict | condition | if self.held is None or "
         "count > self.idlers -> if False"
