@@ -8,6 +8,33 @@ error.
 from typing import Final
 
 EQUIVALENT: Final[dict[str, str]] = {
+    "blocks/prefix.py | PrefixChange.add_idle | offset | 1 -> 2 | 2": (
+        "A clock: that it goes on is all that is asked of it."
+    ),
+    "planning/prefix_hit.py | _find_blocks | offset | 1 -> 2": (
+        "No hit has a number of blocks below zero: there is a first round."
+    ),
+    "policies/mistakes.py | misnamed_methods | offset | 1 -> 2": (
+        "Of the nearest names only the first one is used."
+    ),
+    "sampling/vllm_names.py | _without_absent | offset | 1 -> 2": (
+        "Of the nearest names only the first one is used."
+    ),
+    "speculate/rejection.py | sample_draft | slice | :num_prompt_tokens -> :": (
+        "The prompt is looked up for the tokens that are penalized at all, as those of "
+        "the output are."
+    ),
+    "tiers/store.py | _store_in_host | term | room - batch.room -> room": (
+        "A shortcut: where there is room for what is needed, the same blocks are "
+        "collected with that as the bound."
+    ),
+    "blocks/prefix.py | PrefixChange._without_holder | offset | 1 -> 2 | 2": (
+        "A clock: that it goes on is all that is asked of it."
+    ),
+    (
+        "blocks/window.py | unreleased | condition | (*blocks[start:min(stop, sinks)], "
+        "*behind) if start < sinks else behind -> (*blocks[start:min(stop, sinks)], *behind)"
+    ): "A shortcut: from the end of the sink blocks on, what is kept of them is nothing.",
     "speculate/learn.py | _update_samples | term | step - 1 -> step": (
         "A shortcut: there are no steps between one and the next, in which a record rests."
     ),

@@ -88,10 +88,12 @@ def test_who_leaves_before_its_prompt_is_computed_leaves_no_tail_of_it() -> None
 
 def test_a_checkpoint_is_stored_as_its_sequence_leaves_and_another_state_is_not() -> None:
     """Another one was to be stored when it was published."""
-    key = group_key(block_keys(b"", (1, 2, 3, 4), 4)[0], 1)
+    keys = block_keys(b"", tuple(range(8)), 4)
+    first, key = (group_key(content, 1) for content in keys)
     for checkpoint, stored in ((ROOT, ()), (key, (key,))):
         change = Transaction(initial(STATES).blocks)
-        assert change.prefix.publish_state(ROOT, key, (1, 2), store=False)
-        states = RowStates(kept=(key,), checkpoint=checkpoint)
+        assert change.prefix.publish_state(ROOT, first, (1, 2), store=False)
+        assert change.prefix.publish_state(ROOT, key, (3, 4), store=False)
+        states = RowStates(kept=(first, key), checkpoint=checkpoint)
         assert _held_states(change, states) == (key,)
         assert change.prefix.unstored == stored

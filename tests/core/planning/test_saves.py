@@ -85,6 +85,13 @@ def test_a_state_at_the_very_end_of_a_prompt_is_a_checkpoint() -> None:
     assert kept(bench) == {key_at(bench, whole[:end]) for end in (8, 16)}
 
 
+def test_a_long_prompt_is_saved_where_its_chunks_end_at_a_block_boundary() -> None:
+    bench = Bench(evolve(STATES, max_num_batched_tokens=14))
+    bench.give(Submit(ask("a", 42, 1)))
+    bench.drain()
+    assert saves(bench) == [("a", 12), ("a", 24), ("a", 36), ("a", 40)]
+
+
 def test_an_equal_prompt_starts_from_there() -> None:
     bench = Bench(STATES)
     bench.give(Submit(ASKED))
