@@ -107,6 +107,19 @@ def test_an_attribute_that_is_set_at_construction_says_what_to_write() -> None:
     assert caught.value.__notes__ == [FIELDS_ADVICE]
 
 
+def test_other_base_classes_of_a_policy_hear_of_it() -> None:
+    kinds = []
+
+    class Other:
+        def __init_subclass__(cls) -> None:
+            kinds.append(cls)
+
+    class Both(FirstCome, Other):
+        pass
+
+    assert kinds == [Both]
+
+
 def test_a_policy_named_on_the_command_line_says_so_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
