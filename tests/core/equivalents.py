@@ -8,6 +8,9 @@ error.
 from typing import Final
 
 EQUIVALENT: Final[dict[str, str]] = {
+    "speculate/lookup.py | Lookup._publish | term | state.clock + 1 -> state.clock": (
+        "A clock: all scopes are written by it one earlier, in the same order."
+    ),
     "blocks/prefix.py | PrefixChange.add_idle | offset | 1 -> 2 | 2": (
         "A clock: that it goes on is all that is asked of it."
     ),
