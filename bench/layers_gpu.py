@@ -18,13 +18,13 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import median
 from typing import Any, Final, cast
 
 import torch
 import torch.nn.functional as F
 
-from bench.results import run, spread
+from bench.layer_loads import LONG, STEPS, Loads, measured, step_figures
+from bench.results import run
 from minfer import LLM, SamplingParams
 from minfer.effects.execution.running.own_model import OwnModel
 from minfer.effects.execution.torch_executor import TorchExecutor
@@ -191,6 +191,7 @@ SHAPES["qwen3.5"] = {  # Qwen3.5 9B's text
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
     "full_attention_interval": 4,
+    "mamba_ssm_dtype": "float32",  # vLLM keeps states in this; minfer always does
     "vocab_size": 248_320,
 }
 SHAPES["qwen3.5-2B"] = SHAPES["qwen3.5"] | {
@@ -234,8 +235,8 @@ SHAPES["granite4-tiny"] = SHAPES["granite4"] | {  # Granite 4.0 H Tiny
     "mamba_n_heads": 48,
 }
 COMMON: Final = {"dtype": "bfloat16", "max_position_embeddings": 40_960}
-INPUTS, OUTPUTS, LONG, STEPS = 512, 128, 32_000, 64
-REPEATS: Final = 3  # of a load
+TINY_LENGTHS: Final = {"inputs": 64, "outputs": 16, "context": 200}
+TINY_PROMPT: Final = 300
 
 
 def tiny(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -296,20 +297,6 @@ class Model:
         seconds = time.perf_counter() - began
         return sum(len(output.outputs[0].token_ids) for output in generated) / seconds
 
-    def throughput(self, rows: int) -> dict[str, Any]:
-        """Returns tokens a second of `rows` requests at once."""
-        inputs, outputs = (64, 16) if self.small else (INPUTS, OUTPUTS)
-        self.ask(min(rows, 8), inputs, 2)
-        speeds = [self.ask(rows, inputs, outputs) for _ in range(REPEATS)]
-        return {"rows": rows, "tok_s": spread(speeds)}
-
-    def prefill(self, inputs: int) -> dict[str, Any]:
-        """Returns the time from a prompt to its first token, in milliseconds."""
-        inputs = 300 if self.small else inputs
-        self.ask(1, inputs, 1)
-        times = [1e3 / self.ask(1, inputs, 1) for _ in range(5)]
-        return {"inputs": inputs, "first_token_ms": spread(times)}
-
     def steps(self, rows: int, context: int) -> dict[str, Any]:
         """Returns the median time of a step in which `rows` decode, in milliseconds."""
         driver, ends, plans = self.llm.worker.driver, [], []
@@ -331,12 +318,7 @@ class Model:
         del driver.executor.collect, driver.executor.launch
         pairs = zip(plans[1:], plans, ends[1:], ends, strict=False)
         gaps = [end - before for now, previous, end, before in pairs if now and previous]
-        # None: the cache does not hold as many contexts.
-        return {
-            "rows": rows,
-            "context": context,
-            "step_ms": 1e3 * median(gaps) if gaps else None,
-        }
+        return step_figures(rows, context, gaps)
 
     def hit(self, rows: int) -> dict[str, Any]:
         """Returns how many experts a layer's step of `rows` decode rows hits: the mean
@@ -425,18 +407,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             gc.collect()
             torch.cuda.empty_cache()
             continue
-        row: dict[str, Any] = {"start_s": model.start, "throughput": [], "steps": []}
-        row["prefill"] = []
-        results[name] = row
-        for rows in args.rows:
-            row["throughput"].append(model.throughput(rows))
-            print(name, row["throughput"][-1], flush=True)
-        for rows in args.long:
-            row["steps"].append(model.steps(rows, 200 if args.tiny else LONG))
-            print(name, row["steps"][-1], flush=True)
-        for inputs in args.prefill:
-            row["prefill"].append(model.prefill(inputs))
-            print(name, row["prefill"][-1], flush=True)
+        loads = Loads(args.rows, args.long, args.prefill)
+        if args.tiny:
+            prompts = [TINY_PROMPT for _ in args.prefill]
+            loads = Loads(args.rows, args.long, prompts, **TINY_LENGTHS)
+        results[name] = {"start_s": model.start, **measured(name, model, loads)}
         model.llm.close()
         del model
         gc.collect()

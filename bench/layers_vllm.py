@@ -16,11 +16,11 @@ import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any, Final
 
-from bench.layers_gpu import COMMON, INPUTS, LONG, OUTPUTS, REPEATS, SHAPES, STEPS
-from bench.results import run, spread
+from bench.layer_loads import LONG, STEPS, Figures, Loads, measured, step_figures
+from bench.layers_gpu import COMMON, SHAPES
+from bench.results import run
 
 SETTINGS: Final = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
@@ -53,42 +53,26 @@ class Model:
     def ask(self, rows: int, inputs: int, outputs: int) -> float:
         """Returns output tokens a second of `rows` requests at once."""
         prompts = self.prompts(rows, inputs)
-        params = greedy(outputs, detokenize=False)
+        params = greedy(outputs)
         began = time.perf_counter()
         generated = self.llm.generate(prompts, params, use_tqdm=False)
         seconds = time.perf_counter() - began
         return sum(len(output.outputs[0].token_ids) for output in generated) / seconds
 
-    def throughput(self, rows: int) -> dict[str, Any]:
-        """Returns tokens a second of `rows` requests at once."""
-        self.ask(min(rows, 8), INPUTS, 2)
-        speeds = [self.ask(rows, INPUTS, OUTPUTS) for _ in range(REPEATS)]
-        return {"rows": rows, "tok_s": spread(speeds)}
-
-    def prefill(self, inputs: int) -> dict[str, Any]:
-        """Returns the time from a prompt to its first token, in milliseconds."""
-        self.ask(1, inputs, 1)
-        times = [1e3 / self.ask(1, inputs, 1) for _ in range(5)]
-        return {"inputs": inputs, "first_token_ms": spread(times)}
-
-    def steps(self, rows: int, context: int) -> dict[str, Any]:
+    def steps(self, rows: int, context: int) -> Figures:
         """Returns the median time of a step in which `rows` decode, in milliseconds:
         between outputs of steps that gave each row a token, one after another.
         """
         engine, ends = self.llm.llm_engine, list[float | None]()
         for place, prompt in enumerate(self.prompts(rows, context)):
-            engine.add_request(f"step-{place}", prompt, greedy(STEPS, detokenize=False))
+            engine.add_request(f"step-{place}", prompt, greedy(STEPS))
         while engine.has_unfinished_requests():
             outputs = engine.step()
             if outputs:
                 full = len(outputs) == rows
                 ends.append(time.perf_counter() if full else None)
         gaps = [end - before for before, end in pairwise(ends) if before and end]
-        return {
-            "rows": rows,
-            "context": context,
-            "step_ms": 1e3 * median(gaps) if gaps else None,
-        }
+        return step_figures(rows, context, gaps)
 
 
 def memory_settings(cache: float) -> dict[str, Any]:
@@ -98,14 +82,16 @@ def memory_settings(cache: float) -> dict[str, Any]:
     return {"kv_cache_memory_bytes": int(cache * 1e9), "gpu_memory_utilization": 0.05}
 
 
-def greedy(outputs: int, **more: Any) -> Any:
-    """Returns vLLM's parameters of greedy sampling."""
+def greedy(outputs: int) -> Any:
+    """Returns vLLM's parameters of greedy sampling, without text."""
     from vllm import SamplingParams
 
-    return SamplingParams(temperature=0, max_tokens=outputs, ignore_eos=True, **more)
+    return SamplingParams(
+        temperature=0, max_tokens=outputs, ignore_eos=True, detokenize=False
+    )
 
 
-def measured(args: argparse.Namespace) -> dict[str, Any]:
+def measured_model(args: argparse.Namespace) -> dict[str, Any]:
     """Measure one model."""
     from vllm import LLM
 
@@ -128,15 +114,8 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
     print(args.model, row, flush=True)
     while args.start is not None and not args.start.exists():
         time.sleep(0.1)
-    model = Model(llm)
-    parts = {"throughput": args.rows, "steps": args.long, "prefill": args.prefill}
-    for part, sizes in parts.items():
-        row[part] = []
-        for size in sizes:
-            more = (LONG,) if part == "steps" else ()
-            row[part].append(getattr(model, part)(size, *more))
-            print(args.model, row[part][-1], flush=True)
-    return row
+    loads = Loads(args.rows, args.long, args.prefill)
+    return {**row, **measured(args.model, Model(llm), loads)}
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -146,7 +125,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     import torch
     import vllm
 
-    figures = measured(args)
+    figures = measured_model(args)
     card = torch.cuda.get_device_name()
     return {"card": card, "vllm": vllm.__version__, args.model: figures}
 
@@ -159,7 +138,7 @@ if __name__ == "__main__":
         "--long": {**integers, "default": [1]},
         "--prefill": {**integers, "default": [8192, LONG]},
         "--cache": 0.0,  # GB
-        "--state-dtype": "auto",  # of recurrent layers: the activations'
+        "--state-dtype": "auto",  # the config's mamba_ssm_dtype, or the activations'
         "--start": {"type": Path, "help": "wait for this file before measuring"},
     }
     run("layers_vllm", measure, options)

@@ -5,7 +5,8 @@
 For each product of a layer: the fastest of up to 100 tilings beside the table's, and
 beside cuBLAS with separate norm and activation, in microseconds, in CUDA graphs over
 rotated weights of 220 MB and more. Tilings for tensor cores are compared at 8 tokens, the
-fastest of them again at each number of tokens. `--tiny` tries the script on a CPU.
+fastest of them again at each number of tokens, with as many rows. `--tiny` tries the
+script on a CPU.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from minfer.kernels.norm import normalise
 
 ROTATED_BYTES: Final = 220e6  # of weights in a graph: more than the L2 cache has
 MIN_COPIES: Final = 3  # of a product's weights in a graph, so that launches overlap
-TOKENS: Final = (1, 2, 4, 8, 16)
+TOKENS: Final = (1, 2, 4, 8, 16, 32)
 LANE_TOKENS: Final = (1, 2, 4)  # that tilings without tensor cores are tried for
 COMPARED_TOKENS: Final = 8
 FINALISTS: Final = 5
@@ -87,6 +88,13 @@ MODELS: Final = {
         LayerProduct("out", "linear", 4096, 3584),
         LayerProduct("gate, up", "norm_linear", 3584, 2 * 14336),
         LayerProduct("down", "linear", 14336, 3584),
+    ),
+    # Qwen3.5 9B: a layer with a gated delta net. Qwen3 8B has all but the first.
+    "qwen3.5": (
+        LayerProduct("inputs", "norm_linear", 4096, 12288),
+        LayerProduct("out", "linear_add", 4096, 4096),
+        LayerProduct("gate, up", "norm_gated", 4096, 2 * 12288),
+        LayerProduct("down", "linear_add", 12288, 4096),
     ),
 }
 
@@ -175,7 +183,7 @@ class Tensors:
 
 
 def tensor_core_tunes(of: LayerProduct) -> list[LinearTune]:
-    """Tilings for 2 to 16 tokens, the most promising first: of each shape of a tile at
+    """Tilings for 2 tokens and more, the most promising first: of each shape of a tile at
     most two.
     """
     shapes = dict[tuple[object, ...], list[tuple[float, LinearTune]]]()
@@ -246,11 +254,10 @@ def measured(tensors: Tensors, limit: int) -> dict[int, list[Timed]]:
         print(of, compiled, f"{time.perf_counter() - began:.1f} s", flush=True)
     finalists, results = best(tensors, COMPARED_TOKENS, wide), {}
     for tokens in TOKENS:
-        candidates = [
-            None,
-            tensors.table_tune(tokens),
-            *(finalists if tokens > 1 else []),
-        ]
+        candidates = [None, tensors.table_tune(tokens)]
+        if tokens > 1:  # a program has all tokens, so that weights are read once
+            fitting = [tune._replace(rows=max(tune.rows, tokens)) for tune in finalists]
+            candidates += best(tensors, tokens, fitting)
         if tokens in LANE_TOKENS:
             candidates += best(tensors, tokens, narrow)
         candidates = [*dict.fromkeys(candidates)]

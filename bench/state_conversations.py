@@ -96,7 +96,7 @@ class Load:
         """Ask the engine."""
         ids = {"prompt_token_ids": list(prompt)}
         if self.args.engine == "vllm":
-            parameters = greedy(tokens, detokenize=False)
+            parameters = greedy(tokens)
         else:
             from minfer import SamplingParams
 

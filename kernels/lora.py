@@ -150,12 +150,12 @@ def _grouped(
     if ids is not None:
         rows, top_k = ids.numel(), ids.shape[1]
     groups = num_slots * experts
-    most = max_tiles(rows, groups, tile)
+    num_tiles = max_tiles(rows, groups, tile)
     tiles = _Tiles(
         order=slots.new_empty(rows),
         starts=slots.new_empty(groups),
-        tiles=slots.new_empty(1 + 3 * most),
-        max_tiles=most,
+        tiles=slots.new_empty(1 + 3 * num_tiles),
+        max_tiles=num_tiles,
     )
     places = slots.new_empty(rows)
     grid = (triton.cdiv(rows, CHUNK),)
@@ -167,7 +167,7 @@ def _grouped(
         tiles=tiles.tiles,
         counts=arrivals(slots.device, 1 + groups),
         rows=rows,
-        max_tiles=most,
+        max_tiles=num_tiles,
         top_k=top_k,
         experts=experts,
         groups=groups,

@@ -224,9 +224,19 @@ def expand_rows(
 
 
 @triton.jit
-def _tile_rows(order, starts, tiles, max_tiles, tile: tl.constexpr):
-    """Returns a tile's group, and its rows with their mask; none of them is valid past
-    the last tile.
+def _load_tile(
+    order,
+    starts,
+    tiles,
+    max_tiles,
+    ranks,
+    ranks_stride,
+    part,
+    experts: tl.constexpr,
+    tile: tl.constexpr,
+):
+    """Returns a tile's slot and expert, the rank of its adapter for a part, 0 past the
+    last tile; and its rows, with their mask.
     """
     number = tl.program_id(0)
     exists = number < tl.load(tiles)
@@ -234,10 +244,12 @@ def _tile_rows(order, starts, tiles, max_tiles, tile: tl.constexpr):
     first = tl.load(tiles + 1 + max_tiles + number, mask=exists, other=0)
     left = tl.load(tiles + 1 + 2 * max_tiles + number, mask=exists, other=0)
     lane = tl.arange(0, tile)
-    mask = lane < left
+    row_mask = lane < left
     start = tl.load(starts + group) + first
-    row = tl.load(order + start + lane, mask=mask, other=0).to(tl.int64)
-    return group.to(tl.int64), row, mask, exists
+    row = tl.load(order + start + lane, mask=row_mask, other=0).to(tl.int64)
+    slot, expert = group.to(tl.int64) // experts, group.to(tl.int64) % experts
+    used = tl.load(ranks + slot * ranks_stride + part, mask=exists, other=0)
+    return slot, expert, used, row, row_mask
 
 
 @triton.jit(do_not_specialize=["rows", "max_tiles"])
@@ -273,9 +285,9 @@ def shrink_tiles(
     """
     part, split = tl.program_id(1), tl.program_id(2)
     follow()
-    group, row, row_mask, exists = _tile_rows(order, starts, tiles, max_tiles, tile)
-    slot, expert = group // experts, group % experts
-    used = tl.load(ranks + slot * ranks_stride + part, mask=exists, other=0)
+    slot, expert, used, row, row_mask = _load_tile(
+        order, starts, tiles, max_tiles, ranks, ranks_stride, part, experts, tile
+    )
     if used > 0:
         lane = tl.arange(0, lanes)
         line = lora_a + slot * slot_stride + expert * expert_stride
@@ -343,9 +355,9 @@ def expand_tiles(
     part = tl.load(column_tile)
     first, end = tl.load(column_tile + 1), tl.load(column_tile + 2)
     follow()
-    group, row, row_mask, exists = _tile_rows(order, starts, tiles, max_tiles, tile)
-    slot, expert = group // experts, group % experts
-    used = tl.load(ranks + slot * ranks_stride + part, mask=exists, other=0)
+    slot, expert, used, row, row_mask = _load_tile(
+        order, starts, tiles, max_tiles, ranks, ranks_stride, part, experts, tile
+    )
     if used > 0:
         lane = tl.arange(0, lanes)
         shrunk = tl.zeros([tile, lanes], tl.float32)

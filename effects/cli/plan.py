@@ -11,6 +11,7 @@ from minfer.effects.setup.engine_args import engine_args
 from minfer.effects.setup.memory import describe
 from minfer.effects.setup.option_values import read_bytes
 from minfer.effects.setup.prepare import Setup, prepare
+from minfer.values.texts import counted
 
 DESCRIPTION: Final = (
     "Show how much memory a model needs, and how many sequences of which length fit at "
@@ -60,7 +61,7 @@ def _ranks(parallel: Parallel) -> list[tuple[str, str]]:
     """The layout of several ranks; sizes are of each of them."""
     if parallel.ranks == 1:
         return []
-    layout = f"{parallel.tensor} ranks with a part of each matrix"
+    layout = f"{counted(parallel.tensor, 'rank')} with a part of each matrix"
     if parallel.by_expert:
         layout += ", of mixtures with whole experts"
     if parallel.pipeline > 1:

@@ -43,7 +43,7 @@ from minfer.effects.runs.explain_routing import (
 )
 from minfer.effects.runs.explain_search import render_search, search_figures
 from minfer.effects.runs.explain_verdict import verdict
-from minfer.effects.runs.explain_words import cause_of, counted
+from minfer.effects.runs.explain_words import cause_of
 from minfer.effects.runs.policy_overrides import strict_option, warn_of_overrides
 from minfer.effects.runs.recorded import machine_of, note_torn, read_each, wire_name
 from minfer.effects.runs.report import draft_figures
@@ -55,6 +55,7 @@ from minfer.journal.replay import Journal
 from minfer.records.config import EngineConfig
 from minfer.records.tiers import TransferKind
 from minfer.values.checks import ConfigError
+from minfer.values.texts import counted
 
 SIZES: Final = (1, 8, 16, 32, 64, 128, 256)  # of blocks, for which hits are shown
 _IN: Final = "{num_steps} with {tokens:,} of its tokens and {others:,} of others"

@@ -17,10 +17,11 @@ from attrs import asdict, define, field
 from minfer.analysis.queue_times import QueueFold, QueueTimes
 from minfer.effects.live.request_names import answer_of
 from minfer.effects.runs.explain_verdict import MIN_SHARE, is_overtaken
-from minfer.effects.runs.explain_words import ORDER, cause_of, counted
+from minfer.effects.runs.explain_words import ORDER, cause_of
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Submit
 from minfer.records.state import Turn
+from minfer.values.texts import counted
 
 MAX_LISTED: Final = 50  # requests that are listed for people
 _LINE: Final = (

@@ -23,9 +23,9 @@ from minfer.effects.runs.explain_words import (
     RECOMPUTED,
     cause_of,
     config_words,
-    counted,
 )
 from minfer.records.config import EngineConfig
+from minfer.values.texts import counted
 
 MIN_SHARE: Final = 0.1  # of the time of a request, for a cause to count
 MIN_LATER: Final = 3  # admissions of later requests, for these to be the cause

@@ -114,11 +114,6 @@ CAUSES: Final = {
 _UNKNOWN: Final = Cause("{cause}", "it waited for {cause}")
 
 
-def counted(number: int, noun: str) -> str:
-    """A number of things, as "1 step" or "1,204 steps"."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def cause_of(name: str) -> Cause:
     """The words for a cause; a later version may have others."""
     return CAUSES.get(name, _UNKNOWN)

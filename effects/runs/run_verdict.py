@@ -16,8 +16,9 @@ from minfer.effects.runs.explain_misses import (
     whole_blocks,
 )
 from minfer.effects.runs.explain_verdict import MIN_SHARE
-from minfer.effects.runs.explain_words import ORDER, cause_of, config_words, counted
+from minfer.effects.runs.explain_words import ORDER, cause_of, config_words
 from minfer.records.config import EngineConfig
+from minfer.values.texts import counted
 
 
 @frozen

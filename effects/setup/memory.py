@@ -62,6 +62,7 @@ from minfer.effects.models.layout.state_layout import state_bytes
 from minfer.effects.setup.device import DeviceInfo
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.values.checks import ConfigError
+from minfer.values.texts import counted
 
 CPU_SHARE: Final = 0.5  # of available memory: a computer's memory has other users, too
 # of a GPU's: vLLM's default, as the GPU should have no other user
@@ -330,12 +331,13 @@ def _system_available_memory() -> int:
 
 def _kv_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
     """Returns lines about what is kept of a token."""
-    size, layout = plan.sizes.block_size, layout_for(plan.spec, plan.sizes)
+    layout = layout_for(plan.spec, plan.sizes)
+    tokens = counted(plan.sizes.block_size, "token")
     token = kv_bytes_per_token(plan.spec)
     token += 0 if plan.draft is None else kv_bytes_per_token(plan.draft)
     if len(layout.block_groups) == 1:
         [group] = layout.block_groups
-        block = ("KV of a block", f"{size_text(plan.block_bytes)} for {size} tokens")
+        block = ("KV of a block", f"{size_text(plan.block_bytes)} for {tokens}")
         rows = [("KV of a token", size_text(token)), block]
         if group.sink_tokens:
             rows.append(("attention reads", _window_text(group)))
@@ -345,10 +347,11 @@ def _kv_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
         + (f"({_window_text(group)})" if group.window else "(no window)")
         for group in layout.block_groups
     )
-    page = f"{size_text(plan.block_bytes)} for {size} tokens in {layout.layers_a_page}"
+    layers = counted(layout.layers_a_page, "layer")
+    page = f"{size_text(plan.block_bytes)} for {tokens} in {layers}"
     return [
         ("KV of a token", size_text(token)),
-        ("KV of a page", f"{page} layers; {layout.padding:.0%} padding"),
+        ("KV of a page", f"{page}; {layout.padding:.0%} padding"),
         ("pages of a block", groups),
         *_state_rows(plan),
     ]
@@ -361,16 +364,17 @@ def _state_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
         return []
     size = size_text(state_bytes(plan.spec))
     of_all = size_text(rows * pages * plan.block_bytes)
-    state = f"{size} ({plan.spec.state_dtype}) in {pages} blocks"
+    blocks, num_rows = counted(rows * pages, "block"), counted(rows, "row")
+    state = f"{size} ({plan.spec.state_dtype}) in {counted(pages, 'block')}"
     return [
         ("state of a sequence", state),
-        ("states of all rows", f"{of_all} in {rows * pages} blocks, for {rows} rows"),
+        ("states of all rows", f"{of_all} in {blocks}, for {num_rows}"),
     ]
 
 
 def _window_text(group: CacheGroup) -> str:
     """Returns what a query reads in a group with a window."""
-    sinks = f", {group.sink_tokens} sink tokens" if group.sink_tokens else ""
+    sinks = f", {counted(group.sink_tokens, 'sink token')}" if group.sink_tokens else ""
     return f"window {group.window}{sinks}"
 
 
@@ -380,7 +384,7 @@ def describe(
     """Returns the plan as `minfer plan` prints it, with `model_rows` lines after the
     model's.
     """
-    sizes = plan.sizes
+    sizes, blocks = plan.sizes, counted(plan.num_blocks, "block")
     other_memory = ("attention workspace", plan.workspace)
     if plan.graphs:
         other_memory = ("CUDA graphs, libraries", plan.graphs)
@@ -409,15 +413,15 @@ def describe(
         *adapter_rows,
         ("activations", f"{size_text(plan.activations)} (estimated)"),
         (other_memory[0], f"{size_text(other_memory[1])} (estimated)"),
-        ("KV cache", f"{size_text(plan.kv_cache)} in {plan.num_blocks} blocks"),
+        ("KV cache", f"{size_text(plan.kv_cache)} in {blocks}"),
         ("in all", f"{size_text(plan.total)} {limit}"),
         *(("KV format", kept.text) for kept in plan.spec.kv_formats if kept.layers),
         *_kv_rows(plan),
-        ("largest context here", f"{plan.largest_context} tokens at batch 1"),
+        ("largest context here", f"{counted(plan.largest_context, 'token')} at batch 1"),
     ]
     contexts = [2**i for i in range(9, 40) if 2**i < sizes.max_model_len]
     for context in [*contexts, sizes.max_model_len]:
-        batch = plan.largest_batch(context)
-        rows.append((f"largest batch at {context}", f"{batch} sequences"))
+        batch = counted(plan.largest_batch(context), "sequence")
+        rows.append((f"largest batch at {context:,}", batch))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)

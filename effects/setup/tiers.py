@@ -12,6 +12,7 @@ from minfer.effects.setup.memory import MemoryPlan, memory_limit, size_text
 from minfer.records.config import EngineConfig
 from minfer.records.tiers import LOAD, RECOMPUTE, ExternalStore, HostTier
 from minfer.values.checks import ConfigError
+from minfer.values.texts import counted
 
 DEFAULT_DISK_BYTES: Final = 64 << 30  # bytes, by default; or
 FILE_SYSTEM_DIVISOR: Final = 4  # one byte in 4 of the file system
@@ -117,7 +118,8 @@ def describe_tiers(
 
 def _content_text(config: EngineConfig, pages: int) -> str:
     blocks = pages // config.block_pages
-    return f"{blocks} blocks, {blocks * config.block_size} tokens"
+    tokens = counted(blocks * config.block_size, "token")
+    return f"{counted(blocks, 'block')}, {tokens}"
 
 
 def _check_supported(args: EngineArgs, memory: MemoryPlan, name: str, store: str) -> None:

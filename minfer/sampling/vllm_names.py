@@ -135,7 +135,7 @@ def takes_neutral(
     def decorate(cls: type[Record]) -> type[Record]:
         own_init: Callable[..., None] = cls.__init__
         fields = attrs.fields(cls)  # type: ignore[arg-type]  # attrs classes alone
-        names = {field.name for field in fields if field.init}
+        names = {field.name for field in fields}
 
         @wraps(own_init)
         def init(self: Record, *values: Any, **named: Any) -> None:

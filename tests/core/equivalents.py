@@ -8,6 +8,57 @@ error.
 from typing import Final
 
 EQUIVALENT: Final[dict[str, str]] = {
+    "speculate/lookup.py | Lookup._publish | term | state.clock + 1 -> state.clock": (
+        "A clock: all scopes are written by it one earlier, in the same order."
+    ),
+    "blocks/prefix.py | PrefixChange.add_idle | offset | 1 -> 2 | 2": (
+        "A clock: that it goes on is all that is asked of it."
+    ),
+    "planning/prefix_hit.py | _find_blocks | offset | 1 -> 2": (
+        "No hit has a number of blocks below zero: there is a first round."
+    ),
+    "policies/mistakes.py | misnamed_methods | offset | 1 -> 2": (
+        "Of the nearest names only the first one is used."
+    ),
+    "sampling/vllm_names.py | _without_absent | offset | 1 -> 2": (
+        "Of the nearest names only the first one is used."
+    ),
+    "speculate/rejection.py | sample_draft | slice | :num_prompt_tokens -> :": (
+        "The prompt is looked up for the tokens that are penalized at all, as those of "
+        "the output are."
+    ),
+    "tiers/store.py | _store_in_host | term | room - batch.room -> room": (
+        "A shortcut: where there is room for what is needed, the same blocks are "
+        "collected with that as the bound."
+    ),
+    "blocks/prefix.py | PrefixChange._without_holder | offset | 1 -> 2 | 2": (
+        "A clock: that it goes on is all that is asked of it."
+    ),
+    (
+        "blocks/window.py | unreleased | condition | (*blocks[start:min(stop, sinks)], "
+        "*behind) if start < sinks else behind -> (*blocks[start:min(stop, sinks)], *behind)"
+    ): "A shortcut: from the end of the sink blocks on, what is kept of them is nothing.",
+    "speculate/learn.py | _update_samples | term | step - 1 -> step": (
+        "A shortcut: there are no steps between one and the next, in which a record rests."
+    ),
+    (
+        "blocks/prefix.py | PrefixChange.can_evict | condition | if self.held is None or "
+        "count > self.idlers -> if False"
+    ): (
+        "A shortcut: where nothing is held all idle blocks are counted, and never more "
+        "than there are."
+    ),
+    "routing/stored_blocks.py | _take | comparison | begin < len(keys) -> begin <= len(keys)": (
+        "From the end of the keys on there is no run."
+    ),
+    (
+        "routing/stored_blocks.py | _chains | condition | if seq.request.id in loading -> "
+        "if True"
+    ): "A shortcut: a key is of the same tokens, in whichever sequence it is found.",
+    (
+        "sampling/beam.py | _is_over | comparison | params.length_penalty > 0 -> "
+        "params.length_penalty >= 0"
+    ): "With a penalty of zero scores are divided by one, whatever the length.",
     "sampling/reference_sampler.py | _deviations | swap | depth[t] - mean -> mean - depth[t]": (
         "Of the difference only the magnitude is taken."
     ),

@@ -89,9 +89,8 @@ async def streamed(url: str) -> list[str]:
                 temperature=0,
                 stream=True,
             )
-            chunks = [chunk async for chunk in stream]
-            assert len(chunks) > 2
-            return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+            deltas = [chunk.choices[0].delta async for chunk in stream]
+            return "".join(delta.content or "" for delta in deltas)
 
         return list(await asyncio.gather(*map(answer, PROMPTS)))
 

@@ -54,7 +54,7 @@ LEFT_OUT: Final = {
     "speculate/proposer.py": "a protocol",
     "values/pmap.py": "one import",
     "values/record.py": "a faster attrs.evolve",
-    "values/texts.py": "one line, of words for people",
+    "values/texts.py": "words for people",
     "values/thresholds.py": "constants",
     "version.py": "one constant",
 }

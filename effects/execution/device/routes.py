@@ -46,6 +46,7 @@ from minfer.kernels.gated_rule_tunes import MAX_RECURRENT_TOKENS
 from minfer.kernels.mla_tunes import latent_splits
 from minfer.kernels.packages import QUACK, missing
 from minfer.records.config import EngineConfig
+from minfer.values.texts import counted
 
 # For heads of up to 64 dimensions, and wider ones; for fewer inputs Triton is as fast,
 # and starts sooner.
@@ -147,7 +148,7 @@ class GroupRoute:
         if isinstance(self.attention, GQA) and self.attention.chunk:
             return f"chunks of {window}"
         if sinks:
-            return f"window {window}, {sinks} sink tokens"
+            return f"window {window}, {counted(sinks, 'sink token')}"
         return f"window {window}" if window else "no window"
 
 
@@ -298,8 +299,9 @@ class Routes:
         has_several = len({route.name for route in self.groups}) > 1
         name = f", {group.name}" if has_several else ""
         splits = group.splits(self.max_rows, self.context)
-        decode = f"Triton; contexts of {self.context} tokens are cut into {splits} for "
-        decode += f"{self.max_rows} rows, into {group.splits(1, self.context)} for one"
+        tokens, rows = counted(self.context, "token"), counted(self.max_rows, "row")
+        decode = f"Triton; contexts of {tokens} are cut into {splits} for {rows}, into "
+        decode += f"{group.splits(1, self.context)} for one"
         return [
             (f"decode attention{name}", decode),
             (f"prefill attention{name}", self._chunks(group)),

@@ -9,6 +9,7 @@ from typing import Final, Literal
 from attrs import frozen
 
 from minfer.effects.models.dtypes import FP8, INT8, kv_dtype_bytes
+from minfer.values.texts import counted
 
 KvLayout = Literal["keys and values", "latents"]
 UNSCALED: Final = "none"
@@ -62,4 +63,5 @@ class KvFormat:
         """The format as people read it: "bfloat16 latents (576) in 27 layers"."""
         token = " x ".join(map(str, self.token))
         scales = "" if self.scales == UNSCALED else f", a scale per {self.scales}"
-        return f"{self.dtype} {self.layout} ({token}) in {self.layers} layers{scales}"
+        layers = counted(self.layers, "layer")
+        return f"{self.dtype} {self.layout} ({token}) in {layers}{scales}"

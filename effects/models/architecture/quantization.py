@@ -65,6 +65,8 @@ class Quantization:
     def text(self) -> str:
         """What `minfer plan` prints."""
         exceptions = f"; {len(self.plain)} matrices are not" if self.plain else ""
+        if len(self.plain) == 1:
+            exceptions = "; one matrix is not"
         return f"{self.format.scheme.name}, {self.format.text}{exceptions}"
 
 

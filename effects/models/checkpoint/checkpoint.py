@@ -68,6 +68,7 @@ from minfer.effects.models.parts import WeightPart
 from minfer.effects.models.progress import bar_disabled
 from minfer.effects.models.ranks import WHOLE_MODEL, RankInfo
 from minfer.values.checks import LARGEST_TOKEN
+from minfer.values.texts import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -381,7 +382,9 @@ def skipped_tensors(spec: ModelSpec, names: Iterable[str]) -> str:
         if name.startswith(prefix) and not is_read(name)
     )
     listed = ", ".join(f"{prefix}* ({count})" for prefix, count in counts.items())
-    return f"{counts.total()} tensors of other parts: {listed}" if counts else ""
+    if not counts:
+        return ""
+    return f"{counted(counts.total(), 'tensor')} of other parts: {listed}"
 
 
 def _is_none(_: str) -> bool:

@@ -86,16 +86,16 @@ def test_no_batch_is_waited_for() -> None:
     assert admitted(bench) == ["first", "next"]
 
 
-@pytest.mark.parametrize("is_taken", [True, False])
+@pytest.mark.parametrize("owner", ["a", "b", None])  # who runs, who waits, and nobody
 def test_a_place_that_is_another_ones_or_was_never_given_is_not_its(
-    is_taken: bool,
+    owner: str | None,
 ) -> None:
     """It comes last in its rank, as any other."""
     bench = Bench(evolve(ONE, policy=policy_named("priority")))
     bench.give(*(Submit(ask(name, max_tokens=1)) for name in "ab"))
-    rank, arrival, sample = bench.state.requests["b"].place
+    rank, arrival, sample = bench.state.requests[owner or "b"].place
     before_all = tuple([one - 1 for one in rank])
-    wrong = (rank, arrival, sample) if is_taken else (before_all, arrival + 1, sample)
+    wrong = (rank, arrival, sample) if owner else (before_all, arrival + 1, sample)
     bench.give(Submit(ask("c", max_tokens=1, continuation=Continuation(place=wrong))))
     places = [live.place for live in bench.state.requests.values()]
     assert len(set(places)) == len(places)

@@ -2,14 +2,18 @@
 
 from attrs import evolve
 
-from minfer.blocks.keys import block_keys, is_tail, tail_keys
-from minfer.blocks.prefix import lookup, pages_of
+from minfer.blocks.keys import block_keys, group_key, is_tail, tail_keys
+from minfer.blocks.ownership import Transaction
+from minfer.blocks.prefix import ROOT, lookup, pages_of
+from minfer.lifecycle.retire import _held_states
 from minfer.records.config import CacheGroup
 from minfer.records.messages import Admitted, Cancel, Submit
 from minfer.records.request import Continuation
-from minfer.records.state import Fence
+from minfer.records.sequence import RowStates
+from minfer.records.state import Fence, initial
 from tests.core.lifecycle.test_preempt import only
 from tests.core.test_engine import CONFIG, Bench, ask
+from tests.core.tiers.test_states_in_tiers import STATES
 
 
 def test_who_leaves_gives_back_all_its_blocks_and_what_is_full_stays_cached() -> None:
@@ -80,3 +84,16 @@ def test_who_leaves_before_its_prompt_is_computed_leaves_no_tail_of_it() -> None
     found = bench.state.blocks.prefix.nodes
     assert set(found) == set(keys[:4])
     assert not any(map(is_tail, found))
+
+
+def test_a_checkpoint_is_stored_as_its_sequence_leaves_and_another_state_is_not() -> None:
+    """Another one was to be stored when it was published."""
+    keys = block_keys(b"", tuple(range(8)), 4)
+    first, key = (group_key(content, 1) for content in keys)
+    for checkpoint, stored in ((ROOT, ()), (key, (key,))):
+        change = Transaction(initial(STATES).blocks)
+        assert change.prefix.publish_state(ROOT, first, (1, 2), store=False)
+        assert change.prefix.publish_state(ROOT, key, (3, 4), store=False)
+        states = RowStates(kept=(first, key), checkpoint=checkpoint)
+        assert _held_states(change, states) == (key,)
+        assert change.prefix.unstored == stored

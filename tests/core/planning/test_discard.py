@@ -2,7 +2,15 @@
 
 from attrs import evolve
 
-from minfer.records.messages import Discarded, Ended, Failed, Submit
+from minfer.records.messages import (
+    Discarded,
+    Ended,
+    Failed,
+    Pause,
+    Preempted,
+    Submit,
+)
+from tests.core.planning.test_states import STATES
 from tests.core.test_engine import CONFIG, Bench, ask
 
 
@@ -80,3 +88,16 @@ def test_who_fails_for_the_last_time_ends_with_the_error_and_the_others_go_on() 
     ]
     assert not bench.state.faults
     assert not bench.state.running.run_ids
+
+
+def test_rows_that_are_in_no_failed_step_keep_their_states() -> None:
+    bench = Bench(evolve(STATES, depth=1))
+    paused = ask("paused", 5, 9, needs_host_mask=True)
+    bench.give(Submit(paused), Submit(ask("a", 5, 9)))
+    bench.turn(Pause("paused", 0))
+    bench.turn()
+    bench.give(bench.oracle.fail("boom", halfway=False))
+    assert [reason.id for reason in bench.reasons_of(Preempted)] == ["a"]
+    bench.give(Pause("paused", 0, paused=False))
+    bench.drain()
+    assert bench.out["paused", 0] == bench.right(paused)

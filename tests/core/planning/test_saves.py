@@ -22,7 +22,7 @@ from minfer.records.messages import (
     Submit,
 )
 from minfer.records.plan import Copy
-from minfer.records.request import Request
+from minfer.records.request import KvTransfer, Request
 from minfer.records.sequence import NEVER, NO_STATES
 from minfer.records.speculation import DEVICE, Speculation
 from minfer.records.state_keeping import StateKeeping
@@ -74,6 +74,22 @@ def test_a_prompt_is_saved_at_its_last_block_boundary_and_then_each_block() -> N
     # The last checkpoint has taken the place of those before.
     assert kept(bench) == {key_at(bench, PROMPT[:8]), key_at(bench, whole[:20])}
     assert bench.state.blocks.available == STATES.num_blocks
+
+
+def test_a_state_at_the_very_end_of_a_prompt_is_a_checkpoint() -> None:
+    bench = Bench(STATES)
+    bench.give(Submit(ask("a", prompt=tuple(range(12)), max_tokens=6)))
+    bench.drain()
+    assert saves(bench) == [("a", 8), ("a", 12), ("a", 16)]
+    whole = (*range(12), *bench.out["a", 0])
+    assert kept(bench) == {key_at(bench, whole[:end]) for end in (8, 16)}
+
+
+def test_a_long_prompt_is_saved_where_its_chunks_end_at_a_block_boundary() -> None:
+    bench = Bench(evolve(STATES, max_num_batched_tokens=14))
+    bench.give(Submit(ask("a", 42, 1)))
+    bench.drain()
+    assert saves(bench) == [("a", 12), ("a", 24), ("a", 36), ("a", 40)]
 
 
 def test_an_equal_prompt_starts_from_there() -> None:
@@ -377,8 +393,9 @@ def test_states_in_prompts_are_saved_before_checkpoints() -> None:
     assert ("first", 32) in saves(bench)
 
 
-def test_states_that_others_wait_for_are_saved_first() -> None:
+@pytest.mark.parametrize("awaited", [{"n": 2}, {"kv_transfer": KvTransfer(push_to="b")}])
+def test_states_that_others_wait_for_are_saved_first(awaited: dict[str, Any]) -> None:
     bench = Bench(FEW)
-    samples = ask("samples", prompt=PROMPT, max_tokens=2, n=2)
-    bench.give(Submit(ask("alone", 9, 2)), Submit(samples))
-    assert saves(bench) == [("samples", 8)]
+    request = ask("awaited", prompt=PROMPT, max_tokens=2, **awaited)
+    bench.give(Submit(ask("alone", 9, 2)), Submit(request))
+    assert saves(bench) == [("awaited", 8)]

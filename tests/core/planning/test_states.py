@@ -129,10 +129,14 @@ def chunk(inputs: int, **changes: Any) -> tuple[int, int]:
     return bounded(config, bench.state, inputs)
 
 
-def bounded(config: EngineConfig, state: EngineState, inputs: int) -> tuple[int, int]:
-    """What the first row takes, if it is at its beginning, and to be saved at 40."""
+def bounded(
+    config: EngineConfig, state: EngineState, inputs: int, save_at: int = 40
+) -> tuple[int, int]:
+    """What the first row takes, if it is at its beginning, and to be saved at
+    `save_at`; and where it is saved then.
+    """
     (chain,) = state.running.chains
-    chain = evolve(chain, states=evolve(chain.states, save_at=40))
+    chain = evolve(chain, states=evolve(chain.states, save_at=save_at))
     run = evolve(state.running, scheduled=(0,), chains=(chain,))
     share, run = bound_chunk(config, state, run, 0, inputs)
     return share, run.chains[0].states.save_at
@@ -154,12 +158,26 @@ def test_a_chunk_that_ends_earlier_saves_there_at_the_last_block_boundary() -> N
     assert chunk(27, states=full) == (27, 40), "states have their share"
 
 
+def test_the_last_chunk_of_a_prompt_is_not_cut_for_a_stride() -> None:
+    bench = Bench(evolve(STATES, max_num_batched_tokens=4))
+    bench.give(Submit(ask("a", 42, 9)))
+    assert bounded(STATES, bench.state, 42, save_at=44) == (42, 44)
+    assert bounded(STATES, bench.state, 41, save_at=44) == (40, 40)
+
+
 def test_a_stride_evicts_nothing() -> None:
     bench = Bench(evolve(STATES, max_num_batched_tokens=4))
     bench.give(Submit(ask("a", 42, 9)))
-    for free, expected in ((3, (24, 24)), (2, (27, 40))):
-        pool = evolve(bench.state.blocks.pool, free=free)
-        state = evolve(bench.state, blocks=evolve(bench.state.blocks, pool=pool))
+    blocks, most = bench.state.blocks, most_state_pages(STATES)
+    for free, kept, expected in (
+        (3, 0, (24, 24)),
+        (2, 0, (27, 40)),
+        (3, most - STATES.state_pages, (24, 24)),
+        (3, most, (27, 40)),  # states have their share
+    ):
+        pool = evolve(blocks.pool, free=free)
+        prefix = evolve(blocks.prefix, state_pages=kept)
+        state = evolve(bench.state, blocks=evolve(blocks, pool=pool, prefix=prefix))
         assert bounded(STATES, state, 27) == expected
 
 

@@ -88,6 +88,7 @@ def test_an_attribute_that_is_set_says_where_to_keep_it() -> None:
     assert len(text) < 200  # as much as a record keeps
     line = SetsAttribute.rank.__code__.co_firstlineno + 1
     assert raising_line(caught.value) == f"{__file__}, line {line}"
+    assert "a policy keeps nothing" in error_text(FrozenInstanceError()), "not raised"
 
 
 def test_errors_of_other_kinds_are_as_they_are() -> None:
@@ -104,6 +105,19 @@ def test_an_attribute_that_is_set_at_construction_says_what_to_write() -> None:
     with pytest.raises(FrozenInstanceError) as caught:
         Sets(2.0)
     assert caught.value.__notes__ == [FIELDS_ADVICE]
+
+
+def test_other_base_classes_of_a_policy_hear_of_it() -> None:
+    kinds = []
+
+    class Other:
+        def __init_subclass__(cls) -> None:
+            kinds.append(cls)
+
+    class Both(FirstCome, Other):
+        pass
+
+    assert kinds == [Both]
 
 
 def test_a_policy_named_on_the_command_line_says_so_too(

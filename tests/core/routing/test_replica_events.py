@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given
 
-from minfer.blocks.keys import DIGEST, Key, block_keys
+from minfer.blocks.keys import DIGEST, Key, block_keys, group_key
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import (
     AdapterFailed,
@@ -32,6 +32,7 @@ from minfer.routing.messages import (
 from minfer.routing.replica_events import (
     CacheChanges,
     cache_changes,
+    content_keys,
     load_report,
     replica_events,
     routing_group,
@@ -142,6 +143,24 @@ def test_parents_are_published_first_and_evicted_last() -> None:
 )
 def test_the_group_that_a_router_knows(groups: Any, group: int | None) -> None:
     assert routing_group(evolve(config_of(), groups=groups)) == group
+
+
+def test_content_keys_are_those_of_full_blocks_of_one_group() -> None:
+    keys = block_keys(ROOT, tuple(range(12)), 4)
+    tail = b"\x02" * (DIGEST + 2)
+    of_groups = [group_key(key, g) for g, key in enumerate(keys)]
+    assert content_keys((*of_groups, tail), 0) == keys[:1]
+    assert content_keys((*of_groups, tail), 1) == keys[1:2]
+
+
+def test_without_a_full_group_no_changes_of_the_cache_are_known() -> None:
+    run = Run(evolve(config_of(), groups=(CacheGroup(window=8),)))
+    run.turn(Submit(cached((1,) * 20, "1", max_tokens=9)))
+    run.drain()
+    assert run.state.blocks.prefix.cached
+    assert [check(run.config, turn) for turn in run.turns] == [CacheChanges()] * len(
+        run.turns
+    )
 
 
 def test_a_turn_that_leaves_the_cache_as_it_is_changes_nothing() -> None:

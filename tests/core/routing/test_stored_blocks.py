@@ -11,7 +11,7 @@ from hypothesis import given
 from minfer.blocks.keys import Key, block_keys, extend_keys
 from minfer.blocks.prefix import ROOT
 from minfer.records.config import CacheGroup, EngineConfig
-from minfer.records.messages import Cancel, Submit
+from minfer.records.messages import Cancel, Event, Submit
 from minfer.records.policy import FirstCome
 from minfer.records.request import Request
 from minfer.records.state import Turn
@@ -24,6 +24,9 @@ from tests.core.routing.test_replica_events import ROOT as ROOT_OF_REQUESTS
 from tests.core.routing.test_replica_events import cached
 from tests.core.simulation.clocked import Run
 from tests.core.simulation.test_simulate import config_of
+from tests.core.speculate.drafted import HOSTED, SOLO, Drafted
+from tests.core.test_engine import Bench, ask
+from tests.core.tiers.hosted import Hosted
 
 
 def stored_in(config: EngineConfig, turn: Turn) -> list[StoredBlocks]:
@@ -114,3 +117,60 @@ def test_a_chain_behind_a_window_is_stored_as_in_the_group_without_one() -> None
     run.turn(Submit(cached((1,) * 33, "1", max_tokens=9)))
     run.drain()
     assert check(run.config, run.turns) == {"stored": 10, "left out": 0}
+
+
+def stored_until_idle(bench: Bench, *events: Event) -> list[StoredBlocks]:
+    """What a bench stores in a turn with these events, and from then on."""
+    stored = []
+    while events or bench.state.requests:
+        before, transition = bench.state, bench.turn(*events)
+        stored += stored_in(bench.config, Turn(0, before, (), transition))
+        events = ()
+    return stored
+
+
+@pytest.mark.parametrize("hit", [0, 2])
+def test_blocks_that_an_admitted_request_loaded_are_stored_with_their_tokens(
+    hit: int,
+) -> None:
+    first = ask("first", 18, max_tokens=2)  # four full blocks, and two tokens more
+    bench = Hosted()
+    bench.serve(first)
+    bench.push_out()
+    if hit:
+        bench.serve(evolve(first, id="begin", prompt=first.prompt[: 4 * hit + 1]))
+    stored = stored_until_idle(bench, Submit(evolve(first, id="again")))
+    keys = block_keys(first.root, first.prompt, 4)
+    parent = keys[hit - 1] if hit else ROOT
+    assert stored == [
+        StoredBlocks(keys[hit:], parent, first.prompt[4 * hit : 16], first.root)
+    ]
+
+
+def test_a_block_that_ends_in_the_last_accepted_drafts_is_stored() -> None:
+    """Its tokens are emitted in the turn in which its sequence leaves."""
+    request = ask("a", 4, max_tokens=9)
+    bench = Drafted(HOSTED, config=SOLO)
+    stored = stored_until_idle(bench, Submit(request))
+    keys = [key for blocks in stored for key in blocks.keys]
+    whole = (*request.prompt, *bench.out["a", 0])
+    assert keys == [*block_keys(request.root, whole, 4)]
+
+
+def test_blocks_are_stored_whose_groups_are_not_published_alike() -> None:
+    """A group without a window waits until the equal blocks of another sequence are
+    evicted.
+    """
+    groups = (CacheGroup(window=4), CacheGroup())
+    run = Run(evolve(config_of(num_blocks=14, depth=1), groups=groups))
+    twins = [
+        cached((1,) * 13, name, max_tokens=most) for name, most in (("a", 1), ("b", 30))
+    ]
+    run.turn(*map(Submit, twins))
+    run.turn()
+    run.turn()
+    run.turn(Submit(cached((3,) * 25, "c", max_tokens=1)))
+    run.drain()
+    chains = [chain for turn in run.turns for chain in turn.before.running.chains]
+    assert (5, 1) in {chain.sealed for chain in chains}
+    assert check(run.config, run.turns) == {"stored": 18, "left out": 0}

@@ -79,6 +79,11 @@ def test_what_is_no_constraint_is_refused_by_its_name(
     assert len(str(caught.value)) < 200
 
 
+def test_no_flag_is_a_flag_that_is_off() -> None:
+    none: Any = None
+    assert StructuredOutputs(regex="a", json_object=none) == StructuredOutputs(regex="a")
+
+
 def test_sampling_takes_nothing_else() -> None:
     wrong: Any = {"json": {}}
     with pytest.raises(ParameterError, match="must be StructuredOutputs"):

@@ -36,6 +36,14 @@ def test_neutral_values_are_taken_and_others_refused(
         make(**fields, colour=1)
 
 
+def test_a_number_is_neutral_as_a_float_too_and_a_truth_value_is_not() -> None:
+    assert SamplingParams(length_penalty=1.0) == SamplingParams()  # type: ignore[call-arg]  # one of vLLM's
+    for name in ("length_penalty", "output_text_buffer_length"):
+        wrong: dict[str, Any] = {name: name == "length_penalty"}
+        with pytest.raises(ParameterError):
+            SamplingParams(**wrong)
+
+
 def test_a_wrong_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(TypeError, match="did you mean max_tokens"):
         SamplingParams(max_token=1)  # type: ignore[call-arg]  # the fault

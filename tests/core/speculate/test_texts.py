@@ -5,7 +5,8 @@ from attrs import define, field
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from minfer.speculate.texts import Match, Texts
+from minfer.speculate.texts import Match, Texts, _common_length
+from minfer.values.log import Log
 
 LEAST = 2
 ROOMY = 2**16  # so many slots that no two grams of a tiny language share one
@@ -183,3 +184,10 @@ def test_the_table_does_not_grow_beyond_its_slots() -> None:
         texts = texts.extended(texts.next - 1, (token,))
     assert texts.size <= 3
     assert len(texts.heads) <= 6
+
+
+def test_a_place_behind_another_token_has_nothing_in_common() -> None:
+    """Grams of one token may share a slot."""
+    assert _common_length(Log((1, 2, 3)), 2, (9,), 0) == 0
+    assert _common_length(Log((1, 2, 3)), 2, (9, 2), 0) == 1
+    assert _common_length(Log((1, 2, 3)), 2, (9, 2), 1) == 0

@@ -144,6 +144,16 @@ def test_a_resumed_request_pushes_the_state_at_the_end_of_its_prompt() -> None:
     assert {key for key in pushed if is_state(key, 1)} == {STATE}
 
 
+@pytest.mark.parametrize("first", [3, 4])
+def test_a_state_that_the_receiver_has_is_not_pushed(first: int) -> None:
+    store = ExternalStore(max_known_keys=1000, choice=LOAD, push_only=True)
+    bench = External(evolve(OUTSIDE, external_store=store))
+    sent = KvTransfer(push_to="b", first_block=first)
+    bench.serve(evolve(LONG, kv_transfer=sent))
+    pushed = {key for store_blocks in bench.saves for key in store_blocks.keys}
+    assert pushed == {*KEYS[first:4], *([STATE] if first < 4 else [])}
+
+
 @pytest.mark.parametrize("kept", [0, 2])
 def test_if_a_state_does_not_come_the_last_kept_one_is_used(kept: int) -> None:
     """`kept`: blocks of the prompt that the engine has, with a state behind them."""

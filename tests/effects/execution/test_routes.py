@@ -171,7 +171,7 @@ def test_a_line_for_each_group_and_use() -> None:
     described = dict(made(with_windows(QWEN_05B, 512, *(None,) * 23)).described())
     windowed = described["decode attention, window 512"]
     expected = (
-        "Triton; contexts of 4096 tokens are cut into 8 for 32 rows, into {} for one"
+        "Triton; contexts of 4,096 tokens are cut into 8 for 32 rows, into {} for one"
     )
     assert windowed == expected.format(8)
     assert described["decode attention, no window"] == expected.format(64)

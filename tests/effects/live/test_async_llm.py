@@ -156,14 +156,37 @@ def test_deltas_join_to_what_generate_gives(folder: str) -> None:
     run(llm := AsyncLLM(folder, **SETTINGS), program())
 
 
-@pytest.mark.long
-def test_outputs_come_while_the_request_runs(slow: AsyncLLM) -> None:
-    async def program() -> None:
-        outputs = await collect(slow.generate_deltas([1, 2], params(30)))
-        assert len(outputs) > 10
-        assert [len(o.outputs) for o in outputs] == [1] * len(outputs)
+UNREAD = 10  # tokens; those of a character that is not whole yet are not emitted
 
-    run(slow, program())
+
+class Awaiting(Oracle):
+    """Ends a step only while fewer than `UNREAD` tokens wait to be read."""
+
+    def __init__(self, block_size: int, vocab_size: int) -> None:
+        super().__init__(block_size, vocab_size)
+        self.read = threading.Semaphore(UNREAD)
+
+    def collect(self) -> Executed | Failed:
+        assert self.read.acquire(timeout=10)
+        return super().collect()
+
+
+def test_outputs_come_while_the_request_runs(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = Awaiting(8, 260)
+    monkeypatch.setattr(opening, "open_executor", lambda *_: executor)
+    llm = AsyncLLM(folder, **SETTINGS)
+
+    async def program() -> None:
+        outputs = []
+        async for output in llm.generate_deltas([1, 2], params(30)):
+            outputs.append(output)
+            executor.read.release(len(ids([output])))
+        assert len(ids(outputs)) == 30
+        assert len(outputs) >= 30 / UNREAD
+
+    run(llm, program())
 
 
 @pytest.mark.long

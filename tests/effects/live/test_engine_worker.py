@@ -135,7 +135,7 @@ def test_who_hears_that_the_program_ends_does_not_hold_up_other_callers(
                 assert message.ids == ("a",)
                 canceller = threading.Thread(target=llm.client.cancel, args=(["a"],))
                 canceller.start()
-                canceller.join(1)
+                canceller.join(10)
                 returned.append(not canceller.is_alive())
                 died.set()
 

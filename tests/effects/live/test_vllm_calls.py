@@ -200,23 +200,14 @@ def test_the_tokenizer_can_be_called(llm: LLM) -> None:
         tokenizer("abc", return_tensors="pt")
 
 
-def last_output(engine: AsyncLLM, kind: RequestOutputKind, name: str) -> RequestOutput:
-    async def read() -> RequestOutput:
+def outputs_of(
+    engine: AsyncLLM, kind: RequestOutputKind, name: str
+) -> list[RequestOutput]:
+    async def read() -> list[RequestOutput]:
         params = SamplingParams(
             temperature=0, max_tokens=8, ignore_eos=True, n=1, output_kind=kind
         )
-        texts, last = [], None
-        async for last in engine.generate("abc", params, name):
-            texts.append(last.outputs[0].text)
-        assert last is not None
-        text = last.outputs[0].text
-        if kind is RequestOutputKind.CUMULATIVE:
-            assert all(text.startswith(earlier) for earlier in texts)
-        if kind is RequestOutputKind.DELTA:
-            assert len("".join(texts)) > len(text)
-        if kind is RequestOutputKind.FINAL_ONLY:
-            assert len(texts) == 1
-        return last
+        return [output async for output in engine.generate("abc", params, name)]
 
     return asyncio.run(read())
 
@@ -227,12 +218,18 @@ def test_outputs_grow_in_an_event_loop_unless_their_kind_is_another(folder: str)
     )
     engine = AsyncLLM.from_engine_args(args)
     with contextlib.closing(engine):
-        final = last_output(engine, RequestOutputKind.FINAL_ONLY, "a")
-        grown = last_output(engine, RequestOutputKind.CUMULATIVE, "b")
-        last_output(engine, RequestOutputKind.DELTA, "c")
-    assert grown.outputs[0].text == final.outputs[0].text
-    assert grown.outputs[0].token_ids == final.outputs[0].token_ids
+        (final,) = outputs_of(engine, RequestOutputKind.FINAL_ONLY, "a")
+        *earlier, grown = outputs_of(engine, RequestOutputKind.CUMULATIVE, "b")
+        deltas = outputs_of(engine, RequestOutputKind.DELTA, "c")
+    whole = final.outputs[0]
+    assert all(whole.text.startswith(output.outputs[0].text) for output in earlier)
+    assert grown.outputs[0].text == whole.text
+    assert grown.outputs[0].token_ids == whole.token_ids
     assert (grown.request_id, grown.finished) == ("b", True)
+    # A reader that is slower than the engine gets several deltas as one.
+    assert "".join(delta.outputs[0].text for delta in deltas) == whole.text
+    ids = [token for delta in deltas for token in delta.outputs[0].token_ids]
+    assert ids == [*whole.token_ids]
     engine.shutdown()  # once more
 
 

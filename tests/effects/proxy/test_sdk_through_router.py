@@ -66,7 +66,6 @@ def test_openais_sdk(url: str) -> None:
         texts = [
             event.choices[0].delta.content or "" for event in stream if event.choices
         ]
-        assert len(texts) > 2
         assert "".join(texts) == completion.choices[0].message.content
         answer = client.responses.create(model=model, input=ASK, max_output_tokens=16)
         assert answer.id.startswith("resp")

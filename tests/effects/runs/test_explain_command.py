@@ -17,11 +17,11 @@ from minfer.analysis.explain import explain
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal.journal_files import read_journal, write_journal
 from minfer.effects.runs.explain_command import SIZES, figures
-from minfer.effects.runs.explain_words import counted
 from minfer.journal.redact import redacted, redacted_config
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Submit
 from minfer.records.state import Turn
+from minfer.values.texts import counted
 from tests.circles import claimed
 from tests.core.recorded import recorded
 from tests.core.simulation.clocked import Run, config, request

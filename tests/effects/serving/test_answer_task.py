@@ -151,7 +151,7 @@ def limited(folder: str, **bounds: Any) -> contextlib.AbstractContextManager[Ser
 @pytest.mark.long
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_is_too_late_is_cut(folder: str, stream: bool) -> None:
-    with limited(folder, request_timeout=0.3) as served:
+    with limited(folder, request_timeout=1.0) as served:
         response = served.post("completions", **SLOWLY, stream=stream, n=2)
         assert response.status_code == 200
         record = (

@@ -67,10 +67,13 @@ def process(
 
 
 def unexpected(err: str) -> str:
-    """Standard error without the lines about a server's start."""
+    """Standard error without the lines about a server's start, and about its load, which
+    come after ten seconds.
+    """
     first, *lines = err.splitlines(keepends=True)
     assert first.startswith(f"minfer {minfer.__version__}: loading ")
-    return "".join(line for line in lines if " INFO minfer.start: " not in line)
+    expected = re.compile(" INFO minfer.(start|load): ")
+    return "".join(line for line in lines if not expected.search(line))
 
 
 def sent(link: ClientConnection, text: str) -> list[str | bytes]:

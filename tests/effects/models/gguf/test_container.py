@@ -168,12 +168,12 @@ def test_faults_of_the_container_are_named(tmp_path: Path, case: str) -> None:
     file, error = HOSTILE[case]
     path = tmp_path / "model.gguf"
     path.write_bytes(file if isinstance(file, bytes) else file.raw())
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises((GgufError, UnsupportedModelError)) as caught:
         read_gguf(path)
     assert error in str(caught.value)
     assert str(caught.value).startswith(str(path))
-    assert time.monotonic() - start < FAST
+    assert time.process_time() - start < FAST
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_changed_file_is_read_or_refused_by_name(
         data[offset] = value
     changed_path.unlink(missing_ok=True)  # so that it is another file
     changed_path.write_bytes(data[:length])
-    start = time.monotonic()
+    start = time.process_time()
     try:
         config = read_config(changed_path)
         spec = parse_spec(config, str(changed_path))
@@ -261,7 +261,7 @@ def test_a_changed_file_is_read_or_refused_by_name(
         Tokenizer(changed_path).encode("t1 t2")
     except CheckpointError as error:
         assert str(error)  # noqa: PT017 - it may also be read
-    assert time.monotonic() - start < FAST
+    assert time.process_time() - start < FAST
 
 
 def change(method: str, *values: Any, key: str = "") -> Change:

@@ -131,7 +131,6 @@ def test_log_probabilities_of_completions(client: OpenAI) -> None:
         streamed += [
             chunk.choices[0].logprobs for chunk in stream if chunk.choices[0].logprobs
         ]
-    assert len(streamed) > 2
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         assert [item for chunk in streamed for item in getattr(chunk, name)] == getattr(
             scores, name
