@@ -241,11 +241,8 @@ def _add_dots(
 
 @triton.jit
 def _dot(acc, w, y, swapped: tl.constexpr):
-    if swapped:
-        acc = tl.dot(w, tl.trans(y), acc, input_precision="ieee")
-    else:
-        acc = tl.dot(y, tl.trans(w), acc, input_precision="ieee")
-    return acc
+    left, right = (w, tl.trans(y)) if swapped else (y, tl.trans(w))
+    return tl.dot(left, right, acc, input_precision="ieee", out_dtype=acc.dtype)
 
 
 @triton.jit
