@@ -14,8 +14,9 @@ kernel of few tokens as well, more by a library: FP8 by `torch._scaled_mm`, INT8
 `torch._int_mm`, whose integer sums are exact, and are scaled by one kernel. In other
 schemes, and where those libraries do not take the sizes or the dtype, the matrix is
 dequantized into a tensor that lives as long as the product, and cuBLAS multiplies: of a
-matrix in 4 bits that moves 4.5 bytes of memory for each number, so from some 64 tokens to
-some hundreds the kernel of few tokens with large tiles is the better one.
+matrix in 4 bits that moves 4.5 bytes of memory for each number instead of a half. The
+kernel of few tokens has large tiles for that case (`LinearTune.dequantized`), which the
+table does not choose yet: they are to be measured (bench/quantized_tunes_gpu.py).
 quantized_tunes.py has the numbers of tokens between them, and the constants.
 """
 
