@@ -27,7 +27,7 @@ from triton.runtime.errors import OutOfResources
 from bench.gpu_times import microseconds
 from bench.results import run, write
 from minfer import kernels
-from minfer.kernels import fused_linear, plain, quantized_linear
+from minfer.kernels import fused_linear, quantized_linear
 from minfer.kernels.compiling import compile_launches
 from minfer.kernels.leaves import INT8, Linear, Scheme, int4
 from minfer.kernels.linear_tunes import LinearTune
@@ -116,8 +116,8 @@ class Case:
         return [partial(once, leaf) for leaf in self.leaves]
 
     def plain_calls(self, matrices: Sequence[Linear]) -> list[Call]:
-        """The product in bfloat16, with each matrix."""
-        return [partial(self._product, plain, matrix) for matrix in matrices]
+        """The product in bfloat16, with each matrix, by cuBLAS."""
+        return [partial(self._product, fused_linear, matrix) for matrix in matrices]
 
     def _by_table(self, leaf: Linear) -> Tensor:
         return self._product(quantized_linear, leaf)
