@@ -1,4 +1,4 @@
-"""Tilings of products of many tokens with matrices of 4 bits and in INT8, on a GPU.
+"""Tilings of products of many tokens with quantized matrices, on a GPU.
 
     python -m bench.quantized_tunes_gpu
 
@@ -29,11 +29,19 @@ from bench.results import run, write
 from minfer import kernels
 from minfer.kernels import fused_linear, quantized_linear
 from minfer.kernels.compiling import compile_launches
-from minfer.kernels.leaves import INT8, Linear, Scheme, int4
+from minfer.kernels.leaves import FP8_BLOCKS, INT8, Linear, Scheme, int4
 from minfer.kernels.linear_tunes import LinearTune
 from minfer.kernels.quantized_kernels import round_rows
 
-SCHEMES: Final = {"int4": int4(128), "int4_zeros": int4(128, zeros=True), "int8": INT8}
+SCHEMES: Final = {
+    "int4": int4(128),
+    "int4_zeros": int4(128, zeros=True),
+    "int8": INT8,
+    "fp8_blocks": FP8_BLOCKS,
+}
+FP8_BELOW_2: Final = 0b1011_1111  # bits of numbers whose magnitudes are below 2
+# Of the random numbers, by their storage.
+DEVIATIONS: Final = {"uint8": 4.6, "int8": 58.0, "float8_e4m3fn": 0.5}
 ROTATED_BYTES: Final = 220e6  # of weights in a graph: more than the L2 cache has
 MIN_COPIES: Final = 3
 PROCESSORS: Final = 132
@@ -71,15 +79,16 @@ PRODUCTS: Final = (
 
 def random_leaf(scheme: Scheme, outputs: int, inputs: int, device: str) -> Linear:
     """Returns a matrix of random numbers, whose products are about as large as rows."""
+    shape, storage = (outputs, inputs // scheme.numbers), getattr(torch, scheme.storage)
     low, high = (-100, 100) if scheme is INT8 else (0, 256)
-    storage = getattr(torch, scheme.storage)
-    weight = torch.randint(
-        low, high, (outputs, inputs // scheme.numbers), device=device, dtype=storage
-    )
-    groups, deviation = scheme.groups(inputs), 58 if scheme is INT8 else 4.6
-    dtype = torch.float32 if scheme.scales else torch.bfloat16
+    dtype = torch.int8 if scheme is INT8 else torch.uint8
+    weight = torch.randint(low, high, shape, device=device, dtype=dtype)
+    if scheme is FP8_BLOCKS:
+        weight = (weight & FP8_BELOW_2).view(storage)
+    groups = scheme.groups(inputs)
+    scale_dtype = torch.float32 if scheme.scales else torch.bfloat16
     drawn = torch.rand(outputs, groups, device=device) + 0.5
-    scales = (drawn / deviation / inputs**0.5).to(dtype)
+    scales = (drawn / DEVIATIONS[scheme.storage] / inputs**0.5).to(scale_dtype)
     zeros = torch.randint(6, 10, (outputs, groups), device=device, dtype=torch.uint8)
     return Linear(
         weight=weight,
@@ -309,7 +318,7 @@ if __name__ == "__main__":
     integers = {"type": int, "nargs": "+"}
     options = {
         "--device": "cuda",
-        "--schemes": {"nargs": "+", "choices": [*SCHEMES], "default": ["int4", "int8"]},
+        "--schemes": {"nargs": "+", "choices": [*SCHEMES], "default": [*SCHEMES]},
         "--tokens": {**integers, "default": [64, 128, 256, 512]},
         "--limit": {"type": int, "default": 40, "help": "tilings of a product"},
     }
