@@ -26,8 +26,8 @@ RESULTS = ROOT / "bench" / "results"
 # Files that differ from the commit's, but for results, which nothing is made from.
 _CHANGES = ("status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results")
 Measure = Callable[[argparse.Namespace], Mapping[str, Any] | None]
-# Packages whose versions figures depend on. The last four are extra `flash`: its kernels,
-# the compiler that makes them, and what launches them.
+# Packages whose versions figures depend on. Four are extra `flash`: its kernels, the
+# compiler that makes them, and what launches them; products are measured beside the last.
 PACKAGES = (
     "torch",
     "triton",
@@ -41,6 +41,7 @@ PACKAGES = (
     "quack-kernels",
     "nvidia-cutlass-dsl",
     "apache-tvm-ffi",
+    "humming-kernels",
 )
 
 

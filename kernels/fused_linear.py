@@ -181,6 +181,7 @@ def launch(
         stages=tune.stages,
         held_passes=_held_passes(matrix, tune, gated=gated),
         swapped=tune.swapped,
+        dequantized=tune.dequantized,
         num_warps=tune.warps,
         launch_pdl=early(x),
     )

@@ -16,6 +16,12 @@ activations, the others with the odd ones. No weights change places: a product s
 its inputs in any order. On Hopper few instructions make bfloat16 of four bytes, two
 numbers at once: under the exponent of 128, the integer q is 128 + q; bits of FP4 and FP8
 are those of a bfloat16 whose exponent is 126 or 120 too small.
+
+Many tokens. The tensor cores are the limit then, and both steps above keep them waiting:
+the split moves activations from shared memory through registers and back, and sums are
+scaled only when a pass's products are complete. `dequantized` tiles avoid both: weights
+are scaled and put in the order of inputs, in registers, while the tensor cores multiply
+the weights before them.
 """
 
 from typing import Any, Final
@@ -165,21 +171,24 @@ def add_lanes(acc, tile, y):
 
 
 @triton.jit
-def add_products(acc, tile, y, swapped: tl.constexpr, y_scale=None):
+def add_products(
+    acc, tile, y, swapped: tl.constexpr, y_scale=None, dequantized: tl.constexpr = False
+):
     """acc [rows, lines] plus products of rows y [rows, depth] with a tile, by tensor
     cores. swapped: acc is [lines, rows], and weights are the first operand, as tensor
     cores take 64 lines of that, and 8 of the second. y_scale [rows, 1]: what the products
-    of each row are multiplied with, if the tile is of one group.
+    of each row are multiplied with, if the tile is of one group. dequantized: products
+    are with scaled weights in the order of inputs.
     """
     groups: tl.constexpr = tile[1].shape[1] if len(tile) > 1 else 0
-    if groups == 1:
-        sums = _add_dots(tl.zeros_like(acc), tile, y, groups, swapped)
+    if groups == 1 and not dequantized:
+        sums = _add_dots(tl.zeros_like(acc), tile, y, False, swapped, False)
         factor = _factors(tile)
         if y_scale is not None:
             sums *= tl.trans(y_scale) if swapped else y_scale
         acc += sums * (factor if swapped else tl.trans(factor))
     else:
-        acc = _add_dots(acc, tile, y, groups, swapped)
+        acc = _add_dots(acc, tile, y, groups > 0, swapped, dequantized)
     return acc
 
 
@@ -197,21 +206,34 @@ def scaled_tile(tile):
 
 
 @triton.jit
-def _add_dots(acc, tile, y, groups: tl.constexpr, swapped: tl.constexpr):
-    """acc plus products, of scaled weights if there are several groups."""
+def _add_dots(
+    acc,
+    tile,
+    y,
+    scaled: tl.constexpr,
+    swapped: tl.constexpr,
+    in_order: tl.constexpr,
+):
+    """acc plus products, of scaled weights if asked for. in_order: weights of 4 bits are
+    put in the order of inputs, instead of activations in two halves.
+    """
     lanes: tl.constexpr = tile[0].shape[1]
     if is_packed(tile[0]):
         even, odd = _pairs(tile, y.dtype)
-        if groups > 1:
+        if scaled:
             factor = _spread(_factors(tile).to(even.dtype), lanes)
             even *= factor
             odd *= factor
-        y0, y1 = tl.split(tl.reshape(y, [y.shape[0], lanes, 2]))
-        acc = _dot(acc, even.to(y.dtype), y0, swapped)
-        acc = _dot(acc, odd.to(y.dtype), y1, swapped)
+        if in_order:
+            w = tl.interleave(even.to(y.dtype), odd.to(y.dtype))
+            acc = _dot(acc, w, y, swapped)
+        else:
+            y0, y1 = tl.split(tl.reshape(y, [y.shape[0], lanes, 2]))
+            acc = _dot(acc, even.to(y.dtype), y0, swapped)
+            acc = _dot(acc, odd.to(y.dtype), y1, swapped)
     else:
         w = _numbers(tile[0], y.dtype)
-        if groups > 1:
+        if scaled:
             w = w.to(tl.float32) * _spread(_factors(tile), lanes)
         acc = _dot(acc, w.to(y.dtype), y, swapped)
     return acc
@@ -219,11 +241,8 @@ def _add_dots(acc, tile, y, groups: tl.constexpr, swapped: tl.constexpr):
 
 @triton.jit
 def _dot(acc, w, y, swapped: tl.constexpr):
-    if swapped:
-        acc = tl.dot(w, tl.trans(y), acc, input_precision="ieee")
-    else:
-        acc = tl.dot(y, tl.trans(w), acc, input_precision="ieee")
-    return acc
+    left, right = (w, tl.trans(y)) if swapped else (y, tl.trans(w))
+    return tl.dot(left, right, acc, input_precision="ieee", out_dtype=acc.dtype)
 
 
 @triton.jit

@@ -15,6 +15,8 @@ from minfer.kernels.leaf_tiles import (
 )
 from minfer.kernels.pdl import arrive, follow
 
+MANY_ROWS = tl.constexpr(128)
+
 
 @triton.jit
 def _tile(leaf, norm, k, size: tl.constexpr, depth: tl.constexpr, group: tl.constexpr):
@@ -29,7 +31,9 @@ def _tile(leaf, norm, k, size: tl.constexpr, depth: tl.constexpr, group: tl.cons
 
 
 @triton.jit
-def _pass(acc, squares, x, row_mask, tile, swapped: tl.constexpr):
+def _pass(
+    acc, squares, x, row_mask, tile, swapped: tl.constexpr, dequantized: tl.constexpr
+):
     """The sums plus a tile's products; those of one row are not yet summed over the
     depth.
     """
@@ -43,7 +47,7 @@ def _pass(acc, squares, x, row_mask, tile, swapped: tl.constexpr):
     if y.shape[0] == 1:
         acc = add_lanes(acc, tile[1], y)
     else:
-        acc = add_products(acc, tile[1], y.to(dtype), swapped)
+        acc = add_products(acc, tile[1], y.to(dtype), swapped, None, dequantized)
     return acc, squares
 
 
@@ -64,6 +68,7 @@ def _products(
     stages: tl.constexpr,
     held_passes: tl.constexpr,
     swapped: tl.constexpr,
+    dequantized: tl.constexpr,
 ):
     """Sums from `first` to `last`: with `lines` of weights [rows, lines], of squares
     [rows].
@@ -71,20 +76,27 @@ def _products(
     lanes: tl.constexpr = depth // 2 if is_packed(leaf[0]) else depth
     tall: tl.constexpr = rows == 1 or swapped
     wide: tl.constexpr = lanes if rows == 1 else rows
-    acc = tl.zeros([lines, wide] if tall else [rows, lines], tl.float32)
+    whole: tl.constexpr = x.dtype.element_ty == tl.int8
+    acc = tl.zeros(
+        [lines, wide] if tall else [rows, lines], tl.int32 if whole else tl.float32
+    )
     squares = tl.zeros([rows, depth], tl.float32)
     for i in tl.static_range(held_passes):
         x_pointers = x + first + i * depth
-        acc, squares = _pass(acc, squares, x_pointers, row_mask, tiles[i], swapped)
+        acc, squares = _pass(
+            acc, squares, x_pointers, row_mask, tiles[i], swapped, dequantized
+        )
     if held_passes == 0:
         for k in tl.range(first, last, depth, num_stages=stages):
             tile = _tile(leaf, norm, k, size, depth, group)
-            acc, squares = _pass(acc, squares, x + k, row_mask, tile, swapped)
+            acc, squares = _pass(
+                acc, squares, x + k, row_mask, tile, swapped, dequantized
+            )
     if rows == 1:
         acc = tl.sum(acc, 1)[None, :]
     elif swapped:
         acc = tl.trans(acc)
-    return acc, tl.sum(squares, 1)
+    return acc.to(tl.float32), tl.sum(squares, 1)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -113,6 +125,7 @@ def product(
     stages: tl.constexpr,
     held_passes: tl.constexpr,
     swapped: tl.constexpr,
+    dequantized: tl.constexpr,
 ):
     """Grid [tiles of rows, tiles of columns * splits]; all rows contiguous; x_scales
     [tokens]: what the products of each row are multiplied with; add: to what is in `out`.
@@ -136,7 +149,8 @@ def product(
     share: tl.constexpr = (size + depth * splits - 1) // (depth * splits) * depth
     first = split_index * share
     # Operands added at the end are loaded at the start: at the end they would cost a
-    # latency.
+    # latency. Of many rows there are too many to keep them in registers.
+    adds_late: tl.constexpr = rows >= MANY_ROWS
     start = tl.zeros([rows, lines], tl.float32)
     if bias is not None:
         start += tl.load(bias + line)
@@ -145,7 +159,7 @@ def product(
         factor = tl.load(scales + line)
     tiles = _load_early(leaf, norm, first, size, depth, group, stages, held_passes)
     follow()
-    if add:
+    if add and not adds_late:
         start += tl.load(out_pointers, mask=out_mask, other=0.0)
     acc, total = _products(
         x + row * size,
@@ -163,6 +177,7 @@ def product(
         stages,
         held_passes,
         swapped,
+        dequantized,
     )
     if splits > 1:
         tile_index = tile * tl.num_programs(0) + tl.program_id(0)
@@ -187,6 +202,8 @@ def product(
     if x_scales is not None:
         acc *= tl.load(x_scales + row, mask=row < tokens, other=0.0)
     acc += start
+    if add and adds_late:
+        acc += tl.load(out_pointers, mask=out_mask, other=0.0)
     if gated:
         gate, up = tl.split(tl.reshape(acc, [rows, cols, 2]))
         acc = gate / (1 + tl.exp(-gate)) * up

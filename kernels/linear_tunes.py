@@ -41,6 +41,7 @@ class LinearTune(NamedTuple):
     warps: int
     stages: int
     swapped: bool = False  # weights are the first operand of the tensor cores
+    dequantized: bool = False  # products are with scaled weights (leaf_tiles.py)
 
 
 class TuneEntry(NamedTuple):

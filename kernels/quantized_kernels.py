@@ -1,6 +1,6 @@
 """Triton kernels around products of many tokens: rows of activations, or groups of a
-row, rounded to 8 bits, and a matrix of few bits to the activations' dtype. All are bound
-by memory.
+row, rounded to 8 bits, sums of their products scaled, and a matrix of few bits in the
+activations' dtype. All are bound by memory.
 """
 
 from typing import Final
@@ -25,6 +25,7 @@ MAX_TILES: Final = 12
 LINES_PER_PROGRAM: Final = 8  # of a program that dequantizes
 TILE_DEPTH: Final = 512
 DEQUANTIZE_WARPS: Final = 4
+SUMS_PER_PROGRAM: Final = 1024  # of a row
 
 
 @triton.jit
@@ -257,5 +258,67 @@ def dequantized(matrix: Linear, x: Tensor) -> Tensor:
         depth=TILE_DEPTH,
         num_warps=DEQUANTIZE_WARPS,
         launch_pdl=early(x),
+    )
+    return out
+
+
+@triton.jit
+def _scale_sums(
+    sums,
+    x_scales,
+    scales,
+    bias,
+    out,
+    columns,
+    add: tl.constexpr,
+    tile: tl.constexpr,
+):
+    """Grid [rows, tiles of columns]."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * tile + tl.arange(0, tile)
+    mask = column < columns
+    factor = tl.load(scales + column, mask=mask, other=0.0)
+    start = tl.zeros([tile], tl.float32)
+    if bias is not None:
+        start += tl.load(bias + column, mask=mask, other=0.0)
+    follow()
+    wide = tl.load(sums + row * columns + column, mask=mask, other=0).to(tl.float32)
+    total = wide * tl.load(x_scales + row) * factor
+    if bias is not None:
+        total += start
+    out_pointers = out + row * columns + column
+    if add:
+        total += tl.load(out_pointers, mask=mask, other=0.0)
+    tl.store(out_pointers, total.to(out.dtype.element_ty), mask=mask)
+
+
+def scaled_sums(
+    sums: Tensor,
+    x_scales: Tensor,
+    matrix: Linear,
+    dtype: torch.dtype,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Returns sums of integers [tokens, outputs] int32 times the scales of rows
+    [tokens, 1] and of the leaf's outputs, plus its bias, in `dtype`; they are added to
+    `out`, if it is given, which is contiguous.
+    """
+    tokens, columns = sums.shape
+    add = out is not None
+    if out is None:
+        out = torch.empty(tokens, columns, dtype=dtype, device=sums.device)
+    _scale_sums[tokens, triton.cdiv(columns, SUMS_PER_PROGRAM)](
+        sums=sums,
+        x_scales=x_scales,
+        scales=matrix.scaled,
+        bias=matrix.bias,
+        out=out,
+        columns=columns,
+        add=add,
+        tile=SUMS_PER_PROGRAM,
+        num_warps=4,
+        # A product and a sum are rounded one after the other, as in quantized.py.
+        enable_fp_fusion=False,
+        launch_pdl=early(sums),
     )
     return out

@@ -11,9 +11,12 @@ multiplication with its conversions takes 8.
 Many tokens, in 8 bits with one scale an output: activations are rounded to 8 bits, a row
 at a time, by one kernel with the norm inside. Up to 64 rows of FP8 are multiplied by the
 kernel of few tokens as well, more by a library: FP8 by `torch._scaled_mm`, INT8 by
-`torch._int_mm`, whose integer sums are exact. In other schemes, and where those libraries
-do not take the sizes or the dtype, the matrix is dequantized into a tensor that lives as
-long as the product, and cuBLAS multiplies.
+`torch._int_mm`, whose integer sums are exact, and are scaled by one kernel. In other
+schemes, and where those libraries do not take the sizes or the dtype, the matrix is
+dequantized into a tensor that lives as long as the product, and cuBLAS multiplies: of a
+matrix in 4 bits that moves 4.5 bytes of memory for each number instead of a half. The
+kernel of few tokens has large tiles for that case (`LinearTune.dequantized`), which the
+table does not choose yet: they are to be measured (bench/quantized_tunes_gpu.py).
 quantized_tunes.py has the numbers of tokens between them, and the constants.
 """
 
@@ -26,7 +29,7 @@ from minfer.kernels import fused_linear
 from minfer.kernels.leaves import PLAIN, Activation, Linear, Norm
 from minfer.kernels.linear_tunes import LinearTune
 from minfer.kernels.norm import normalise
-from minfer.kernels.quantized_kernels import dequantized, round_rows
+from minfer.kernels.quantized_kernels import dequantized, round_rows, scaled_sums
 from minfer.kernels.quantized_tunes import MAX_FUSED_NORM_TOKENS, rounded_tune_of, tune_of
 
 MIN_INT_MM_ROWS = 17  # of `torch._int_mm`
@@ -201,8 +204,10 @@ def _product_of_rounded(
         )
     transposed = matrix.weight.t()
     if matrix.scheme.storage == "int8":
-        total = torch._int_mm(numbers, transposed).float() * scales * matrix.scaled.t()
-        total = (total if matrix.bias is None else total + matrix.bias.float()).to(dtype)
+        sums = torch._int_mm(numbers, transposed)
+        if together:
+            return scaled_sums(sums, scales, matrix, dtype, out)
+        total = scaled_sums(sums, scales, matrix, dtype)
     else:
         total = torch._scaled_mm(
             numbers,

@@ -11,7 +11,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from minfer import kernels
-from minfer.kernels import experts, quantized_linear
+from minfer.kernels import experts, fused_linear, quantized_linear
 from minfer.kernels.experts_tunes import (
     QUANTIZED_FEW_TOKENS,
     QUANTIZED_GROUPED_TABLE,
@@ -30,7 +30,8 @@ from minfer.kernels.leaves import (
     Scheme,
     int4,
 )
-from minfer.kernels.quantized_kernels import dequantized, round_rows
+from minfer.kernels.linear_tunes import LinearTune
+from minfer.kernels.quantized_kernels import dequantized, round_rows, scaled_sums
 
 from .compiles import HIDDEN, HOPPER, INNER, QKV, compiled, half, ints
 from .specialization import Elsewhere
@@ -90,6 +91,24 @@ def mixture(scheme: Scheme, tokens: int, tune: ExpertsTune) -> None:
     experts.add_experts(x, x, layer, choice, tune)
 
 
+def many_tokens(scheme: Scheme) -> None:
+    """Large tiles, of dequantized weights, or of integers."""
+    if scheme is INT8:
+        rows, sums = torch.empty(256, HIDDEN, dtype=torch.int8), ints(256, QKV)
+        tune, scales = LinearTune(128, 128, 128, 1, 8, 3), torch.empty(256, 1)
+        matrix = leaf(scheme, QKV, HIDDEN, bias=True)
+        scaled_sums(sums, scales, matrix, torch.bfloat16)
+        scaled_sums(sums, scales, matrix, torch.bfloat16, half(256, QKV))
+        fused_linear.launch(rows, matrix, tune, scaled=(scales, torch.bfloat16))
+    elif scheme.group:
+        tune = LinearTune(128, 128, 64, 2, 8, 4, swapped=True, dequantized=True)
+        x, out = half(256, INNER), half(256, HIDDEN)
+        fused_linear.launch(x, leaf(scheme, HIDDEN, INNER), tune, out=out)
+        gate_up = leaf(scheme, 2 * INNER, HIDDEN)
+        tune = tune._replace(columns=64, splits=1)
+        fused_linear.launch(out, gate_up, tune, gated=True)
+
+
 def multiplied(x: Tensor, weight: Tensor, *_: object) -> Tensor:
     """Instead of cuBLAS."""
     return x.new_empty(len(x), len(weight))
@@ -106,6 +125,7 @@ def main(skip_slow: bool) -> None:
             continue
         for tokens in (1, 16, 33):
             products(scheme, tokens)
+        many_tokens(scheme)
         mixture(scheme, 1, QUANTIZED_FEW_TOKENS[scheme.bits])
         for row in QUANTIZED_GROUPED_TABLE:
             mixture(scheme, 4, row.tune)

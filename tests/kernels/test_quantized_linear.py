@@ -28,7 +28,7 @@ from minfer.kernels.leaves import (
     int4,
 )
 from minfer.kernels.linear_tunes import LinearTune
-from minfer.kernels.quantized_kernels import dequantized, round_rows
+from minfer.kernels.quantized_kernels import dequantized, round_rows, scaled_sums
 from minfer.kernels.quantized_tunes import TABLE, rounded_tune_of, tune_of
 from tests.circles import long
 
@@ -59,7 +59,13 @@ ONE_SPLIT = LinearTune(1, 16, 128, 2, 2, 2)
 MANY_TOKENS = LinearTune(16, 16, 64, 1, 4, 2)
 SPLIT = LinearTune(16, 32, 128, 2, 4, 2)
 SWAPPED = LinearTune(16, 16, 32, 1, 4, 2, swapped=True)
-TUNES = [ONE, SPLIT, *long(zip([ONE_SPLIT, MANY_TOKENS, SWAPPED]))]
+DEQUANTIZED = LinearTune(16, 16, 64, 1, 4, 2, swapped=True, dequantized=True)
+# Of which a pass has one group and several, and what is added is loaded late.
+LARGE = [
+    LinearTune(128, 16, 32, 2, 4, 2, swapped=True, dequantized=True),
+    LinearTune(128, 32, 128, 1, 4, 2, dequantized=True),
+]
+TUNES = [ONE, SPLIT, *long(zip([ONE_SPLIT, MANY_TOKENS, SWAPPED, DEQUANTIZED]))]
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned"),
@@ -154,6 +160,15 @@ def test_every_function(scheme: Scheme, tune: LinearTune, dtype: torch.dtype) ->
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("scheme", ["blocks", "int4", "zeros", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize("tune", LARGE, ids=str)
+def test_large_tiles(scheme: str, tune: LinearTune) -> None:
+    case = Case(SCHEMES[scheme], 130, 192, 32)
+    case.check("linear_add", tune)
+    case.check("norm_gated", tune)
+
+
+@pytest.mark.long
 @schemes
 def test_inputs_that_no_tile_divides(scheme: Scheme) -> None:
     """Blocks of 128 may be cut; other groups divide the inputs."""
@@ -211,6 +226,33 @@ def test_products_of_rows_in_fp8(tune: LinearTune, gated: bool) -> None:
     limit = 1e-3 if CUDA else 1e-5  # tensor cores sum FP8 in fewer bits
     expected = case.expected("linear")
     assert relative(out, plain.gated_mul(expected) if gated else expected) < limit
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("tune", [MANY_TOKENS, *long(zip([SPLIT, SWAPPED]))], ids=str)
+def test_products_of_rows_in_int8(tune: LinearTune, gated: bool) -> None:
+    """Integers are summed exactly, so all is as the scheme's reference has it."""
+    case = Case(INT8, 37, 192, 64)
+    rounded = quantized.round_activations(case.x, INT8)
+    assert rounded is not None
+    numbers, scales = rounded
+    out = launch(numbers, case.by, tune, gated=gated, scaled=(scales, torch.float32))
+    expected = quantized.linear(case.x, case.by).double()
+    assert relative(out, plain.gated_mul(expected) if gated else expected) < 1e-6
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("adds", [False, True])
+def test_scaled_sums(has_bias: bool, adds: bool) -> None:
+    case = Case(INT8, 3, 64, 1500, bias=has_bias)
+    rounded = quantized.round_activations(case.x, INT8)
+    assert rounded is not None
+    numbers, scales = rounded
+    sums = F.linear(numbers.cpu().int(), case.by.weight.cpu().int()).to(DEVICE)
+    residual = case.residual.clone() if adds else None
+    out = scaled_sums(sums, scales, case.by, torch.float32, residual)
+    expected = quantized.linear(case.x, case.by)
+    assert torch.equal(out, expected + case.residual if adds else expected)
 
 
 @pytest.mark.parametrize("scheme", [FP8, INT8, int4(64)], ids=["fp8", "int8", "int4"])
@@ -279,7 +321,8 @@ def test_constants_of_the_table(bits: int, gated: bool) -> None:
     """Groups divide a pass, or passes a group; rows are in order, and of enough rows."""
     for row in TABLE[bits, gated]:
         assert row.tune is not None
-        assert all(row.tune.depth % group == 0 for group in (32, 64, 128))
+        depth = row.tune.depth
+        assert all(depth % group == 0 or group % depth == 0 for group in (32, 64, 128))
         assert row.tune.rows == row.tokens == 1 or row.tune.rows >= 16
     scheme = INT8 if bits == 8 else int4(32)
     leaf_of_bits = Case(scheme, 1, 64, 32).by
