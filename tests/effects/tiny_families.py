@@ -285,6 +285,8 @@ _MAMBA2: Final = {
 _GRANITE4: Final = (
     _MAMBA2 | _EXPERTS | {"intermediate_size": 24, "attention_multiplier": 0.25}
 )
+# Published ones are as wide as the experts: then they are one more of them.
+_AS_WIDE: Final = {"shared_expert_intermediate_size": 24}
 _QWEN3_NEXT: Final = _DELTA | _QWEN2_MOE
 _KIMI: Final = (
     _MLA_SIZES
@@ -475,7 +477,7 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
     "Qwen2Moe": {
         "experts": _QWEN2_MOE,
         "normalised": _QWEN2_MOE | {"norm_topk_prob": True, "decoder_sparse_step": 2},
-        "windows": _QWEN2_MOE | _UPPER | {"max_window_layers": 2},
+        "windows": _QWEN2_MOE | _AS_WIDE | _UPPER | {"max_window_layers": 2},
         "dense layers": _QWEN2_MOE | {"mlp_only_layers": [1], "qkv_bias": False},
     },
     "Qwen3Moe": {
@@ -690,7 +692,7 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         },
     },
     "Qwen3Next": {
-        "plain": _QWEN3_NEXT,
+        "plain": _QWEN3_NEXT | _AS_WIDE,
         "listed": _QWEN3_NEXT
         | _BIAS
         | _TIED
@@ -754,7 +756,7 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         },
     },
     "Qwen3_5Moe": {
-        "plain": _QWEN3_NEXT,
+        "plain": _QWEN3_NEXT | _AS_WIDE,
         "listed": _QWEN3_NEXT
         | _BIAS
         | _TIED
