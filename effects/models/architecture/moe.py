@@ -127,6 +127,20 @@ class MoE:
         return self.experts if self.rank_experts is None else len(self.rank_experts)
 
     @property
+    def has_alike_shared(self) -> bool:
+        """Whether there is a shared expert whose matrices are as large as those of the
+        others, all of which this rank has.
+        """
+        if self.shared is None or self.rank_experts is not None:
+            return False
+        pairs = (self.gate_up, self.shared.gate_up), (self.down, self.shared.down)
+        return all(
+            (expert.outputs, expert.inputs, expert.bias)
+            == (shared.outputs, shared.inputs, shared.bias)
+            for expert, shared in pairs
+        )
+
+    @property
     def largest_matrix(self) -> int:
         """Elements of the largest matrix of a checkpoint, experts one by one."""
         shared = 0 if self.shared is None else self.shared.largest_matrix
@@ -496,23 +510,22 @@ def _empty_shared_gate(sizes: MoE, make: WeightMaker) -> Linear | None:
 
 
 def _is_one_more(sizes: MoE, shared: Dense, make: WeightMaker) -> bool:
-    """Returns whether the shared expert can be one more of a rank's experts: all experts
-    are on this rank, it is as wide as they are, and stored as they are. On the CPU,
-    quantized matrices are packed one by one, so that none is a part of another.
+    """Returns whether the shared expert is stored as one more of a rank's experts: it is
+    as wide, and quantized as they are. On the CPU, quantized matrices are packed one by
+    one, so that none is a part of another.
     """
-    if sizes.rank_experts is not None or not make.has_memory:
+    if not sizes.has_alike_shared or not make.has_memory:
         return False
-    pairs = (sizes.gate_up, shared.gate_up), (sizes.down, shared.down)
-    return all(_are_alike(expert, of_shared, make) for expert, of_shared in pairs)
-
-
-def _are_alike(expert: LinearSizes, shared: LinearSizes, make: WeightMaker) -> bool:
-    """Returns whether the matrices of experts and of a shared one can be one leaf."""
-    scheme = make.scheme(expert)
-    if scheme != make.scheme(shared) or (make.device == "cpu" and not scheme.is_plain):
-        return False
-    of_expert = expert.outputs, expert.inputs, expert.bias
-    return of_expert == (shared.outputs, shared.inputs, shared.bias)
+    for expert, of_shared in (
+        (sizes.gate_up, shared.gate_up),
+        (sizes.down, shared.down),
+    ):
+        scheme = make.scheme(expert)
+        if scheme != make.scheme(of_shared):
+            return False
+        if make.device == "cpu" and not scheme.is_plain:
+            return False
+    return True
 
 
 def _empty_with_shared(
