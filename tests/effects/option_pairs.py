@@ -143,7 +143,7 @@ _DELTA: Final[tuple[Option, ...]] = (
     ),
     ({}, {"linear_key_head_dim": 16}, {"linear_value_head_dim": 8}),
 )
-_SHARED_WIDTH: Final[Option] = ({}, {"shared_expert_intermediate_size": 40})
+_SHARED_WIDTH: Final[Option] = ({}, {"shared_expert_intermediate_size": 24})
 _MAMBA2: Final[tuple[Option, ...]] = (
     ({}, {"mamba_d_conv": 3}, {"mamba_d_conv": 2}),
     ({}, {"mamba_n_groups": 2}, {"mamba_n_groups": 4}),

@@ -692,7 +692,7 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         },
     },
     "Qwen3Next": {
-        "plain": _QWEN3_NEXT | _AS_WIDE,
+        "plain": _QWEN3_NEXT,
         "listed": _QWEN3_NEXT
         | _BIAS
         | _TIED
@@ -705,6 +705,7 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
             "rope_parameters": ROPES["linear"] | {"partial_rotary_factor": 0.5},
         },
         "one key head": _QWEN3_NEXT
+        | _AS_WIDE
         | {
             "layer_types": [*_RECURRENT[::-1], *_RECURRENT[::-1]],
             "linear_num_key_heads": 1,
@@ -756,7 +757,7 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
         },
     },
     "Qwen3_5Moe": {
-        "plain": _QWEN3_NEXT | _AS_WIDE,
+        "plain": _QWEN3_NEXT,
         "listed": _QWEN3_NEXT
         | _BIAS
         | _TIED
@@ -767,6 +768,7 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
             "rope_parameters": ROPES["linear"] | {"partial_rotary_factor": 0.5},
         },
         "one key head": _QWEN3_NEXT
+        | _AS_WIDE
         | {
             "layer_types": [*_RECURRENT[::-1], *_RECURRENT[::-1]],
             "linear_num_key_heads": 1,

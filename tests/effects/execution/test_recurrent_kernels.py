@@ -21,7 +21,7 @@ BLOCK = 4
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # One of each type of recurrent layers.
 KEYS = [
-    ("Qwen3Next", "plain"),
+    ("Qwen3Next", "one key head"),
     ("KimiLinear", "groups"),
     ("GraniteMoeHybrid", "multipliers"),
     ("Jamba", "biases"),

@@ -23,7 +23,7 @@ from tests.effects.tiny_families import VARIANTS, written
 MAKE = WeightMaker("float32", "cpu")
 # With a gate; without one, its weight is 1 whatever the others are scaled by; and weights
 # of inputs.
-KEYS = [("Qwen3Next", "plain"), ("KimiLinear", "groups"), ("Llama4", "chunks")]
+KEYS = [("Qwen3Next", "one key head"), ("KimiLinear", "groups"), ("Llama4", "chunks")]
 every_kind = pytest.mark.parametrize("key", KEYS, ids=" ".join)
 
 
