@@ -15,6 +15,9 @@ from minfer.values.checks import ConfigError
 # Of states that are saved in decode beside drafts of the device: 4 tokens of 256 have no
 # drafts with two steps in flight.
 DRAFTED_STRIDE_TOKENS: Final = 256
+# Inputs of a chunk inside which a state is kept. Not measured: steps with fewer mostly
+# have CUDA graphs, and two of those take about as long as a step without one.
+INSIDE_FROM: Final = 2048
 
 
 def with_state_dtype(spec: ModelSpec, name: str) -> ModelSpec:
@@ -43,10 +46,15 @@ def state_keeping(
     saved in decode have no drafts, so that happens less often.
     """
     if spec.has_states and not caches_prefixes:
-        return StateKeeping(stride_blocks=0, decode_stride_blocks=0, every_prompt=False)
-    if not spec.has_states or speculation is None or speculation.drafter != DEVICE:
-        return StateKeeping()
-    return StateKeeping(decode_stride_blocks=ceil(DRAFTED_STRIDE_TOKENS / block_size))
+        keeping = StateKeeping(
+            stride_blocks=0, decode_stride_blocks=0, every_prompt=False
+        )
+    elif not spec.has_states or speculation is None or speculation.drafter != DEVICE:
+        keeping = StateKeeping()
+    else:
+        stride = ceil(DRAFTED_STRIDE_TOKENS / block_size)
+        keeping = StateKeeping(decode_stride_blocks=stride)
+    return evolve(keeping, inside_from=INSIDE_FROM) if spec.has_states else keeping
 
 
 def check_recurrent_layers(args: EngineArgs, spec: ModelSpec) -> None:
