@@ -1254,8 +1254,35 @@ BUGS: Final = (
         "a kind: a prompt's chunk is not cut where its state is to be kept",
         "planning/states.py",
         "bound_chunk",
-        "return save_at - start, run",
+        "return inputs if goes_on else save_at - start, run",
         "return inputs, run",
+    ),
+    Bug(
+        "chunk runs past two positions of saves",
+        "a kind: a chunk keeps one state inside it, and the other is never kept",
+        "planning/states.py",
+        "bound_chunk",
+        "_may_be_inside(config, inputs) and "
+        "(_next_in_prompt(config, state, run, i) > start + inputs)",
+        "_may_be_inside(config, inputs)",
+        "planning/test_states.py",
+    ),
+    Bug(
+        "state behind a chunk kept as that inside it",
+        "a kind: the plan names no position inside the chunk",
+        "planning/saves.py",
+        "add_saves",
+        "states.save_at if states.save_at < scheduled[i] else 0",
+        "0",
+    ),
+    Bug(
+        "state inside a chunk under the key of its end",
+        "a kind: a hit starts from a state that lacks the tokens before it",
+        "planning/saves.py",
+        "keep_states",
+        "plan.saved_at(save)",
+        "(plan.starts[save.index] + plan.num_scheduled_tokens[save.index])"
+        " // config.block_size * config.block_size",
     ),
     Bug(
         "state loaded as a block",

@@ -129,10 +129,12 @@ def chunk(inputs: int, **changes: Any) -> tuple[int, int]:
     return bounded(config, bench.state, inputs)
 
 
-def bounded(config: EngineConfig, state: EngineState, inputs: int) -> tuple[int, int]:
-    """What the first row takes, if it is at its beginning, and to be saved at 40."""
+def bounded(
+    config: EngineConfig, state: EngineState, inputs: int, save_at: int = 40
+) -> tuple[int, int]:
+    """What the first row takes, if it is at its beginning, and to be saved there."""
     (chain,) = state.running.chains
-    chain = evolve(chain, states=evolve(chain.states, save_at=40))
+    chain = evolve(chain, states=evolve(chain.states, save_at=save_at))
     run = evolve(state.running, scheduled=(0,), chains=(chain,))
     share, run = bound_chunk(config, state, run, 0, inputs)
     return share, run.chains[0].states.save_at
@@ -141,6 +143,20 @@ def bounded(config: EngineConfig, state: EngineState, inputs: int) -> tuple[int,
 def test_a_chunk_ends_where_a_state_is_saved() -> None:
     assert chunk(42) == (40, 40)
     assert chunk(40) == (40, 40)
+
+
+def test_a_long_chunk_goes_on_after_one_position() -> None:
+    """That of the end of the prompt; a branch before it is a second one."""
+    inside = StateKeeping(max_share=1.0, inside_from=10)
+    assert chunk(42, states=inside) == (42, 40)
+    assert chunk(41, states=inside) == (41, 40)
+    assert chunk(40, states=inside) == (40, 40)
+    assert chunk(42, states=evolve(inside, inside_from=43)) == (40, 40), "it is short"
+    bench = Bench(evolve(STATES, max_num_batched_tokens=4, states=inside))
+    bench.give(Submit(ask("a", 42, 9)))
+    assert bounded(bench.config, bench.state, 42, save_at=20) == (20, 20)
+    assert bounded(bench.config, bench.state, 40, save_at=20) == (20, 20)
+    assert bounded(bench.config, bench.state, 39, save_at=20) == (39, 20)
 
 
 def test_a_chunk_that_ends_earlier_saves_there_at_the_last_block_boundary() -> None:

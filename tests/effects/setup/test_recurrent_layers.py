@@ -18,7 +18,11 @@ from minfer.effects.models.ranks import RankInfo
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import NotEnoughMemoryError, describe
 from minfer.effects.setup.prepare import Setup, prepare
-from minfer.effects.setup.recurrent_layers import check_draft_layers, state_keeping
+from minfer.effects.setup.recurrent_layers import (
+    INSIDE_FROM,
+    check_draft_layers,
+    state_keeping,
+)
 from minfer.records.config import CacheGroup
 from minfer.records.speculation import DEVICE, Speculation
 from minfer.records.state_keeping import StateKeeping
@@ -164,17 +168,21 @@ def test_drafts_take_memory_until_they_are_accepted(folder: Path) -> None:
 
 def test_a_draft_model_has_states_kept_less_often(folder: Path) -> None:
     setup = prepared(folder, speculative_config=NGRAM)
-    assert setup.config.states == StateKeeping()
+    assert setup.config.states == StateKeeping(inside_from=INSIDE_FROM)
     drafts = Speculation(drafter=DEVICE, drafts=3, adaptive=False)
     for block_size, stride in ((16, 16), (64, 4), (512, 1)):
         keeping = state_keeping(setup.spec, block_size, drafts)
-        assert keeping == StateKeeping(decode_stride_blocks=stride)
+        expected = StateKeeping(decode_stride_blocks=stride, inside_from=INSIDE_FROM)
+        assert keeping == expected
 
 
 def test_without_a_prefix_cache_states_are_kept_for_samples_alone(folder: Path) -> None:
     setup = prepared(folder, enable_prefix_caching=False)
     assert setup.config.states == StateKeeping(
-        stride_blocks=0, decode_stride_blocks=0, every_prompt=False
+        stride_blocks=0,
+        decode_stride_blocks=0,
+        every_prompt=False,
+        inside_from=INSIDE_FROM,
     )
 
 
