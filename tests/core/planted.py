@@ -1338,8 +1338,8 @@ BUGS: Final = (
         "a kind: a row whose checkpoint was skipped waits its turn as if it had one",
         "planning/saves.py",
         "add_saves",
-        "scheduled[i] if pages else states.last",
-        "scheduled[i]",
+        "states.save_at if pages else states.last",
+        "states.save_at",
         "planning/test_saves.py",
     ),
     Bug(
