@@ -92,9 +92,8 @@ def views(words: Array, shape: StepShape) -> list[Array]:
 
 def layout(shape: StepShape) -> tuple[tuple[int, int], ...]:
     """Returns the lines of each part of the inputs, and the words of a line."""
-    prefill = ((3, shape.tokens), (4, shape.chunks), (2, shape.draws))
-    if shape.inside:
-        prefill += ((2, shape.inside),)
+    inside = ((2, shape.inside),) if shape.inside else ()
+    prefill = ((3, shape.tokens), (4, shape.chunks), (2, shape.draws), *inside)
     if shape.deferred_draws:
         return ((2, shape.draws),)
     drafts = ((1 + shape.drafts, shape.verified),) if shape.drafts else ()

@@ -145,7 +145,8 @@ class BatchBuilder:
         inside = None if step.prefill is None else step.prefill.inside
         if inside is None:
             return work
-        return work.keeping_inside(*inside.unbind(0), self.rows.scratch + 1)
+        numbers, counts = inside.unbind(0)
+        return work.keeping_inside(numbers, counts, self.rows.scratch + 1)
 
     def _adapter_slots(self, step: StepRows) -> Tensor | None:
         """Returns the slot of each input's adapter [tokens]."""
