@@ -7,6 +7,7 @@ from attrs import evolve
 
 from minfer.effects.models.architecture.kv_format import AUTO
 from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.layout.shapes import captured_tokens
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.records.speculation import DEVICE, Speculation
 from minfer.records.state_keeping import StateKeeping
@@ -15,9 +16,6 @@ from minfer.values.checks import ConfigError
 # Of states that are saved in decode beside drafts of the device: 4 tokens of 256 have no
 # drafts with two steps in flight.
 DRAFTED_STRIDE_TOKENS: Final = 256
-# Inputs of a chunk inside which a state is kept. Not measured: steps with fewer mostly
-# have CUDA graphs, and two of those take about as long as a step without one.
-INSIDE_FROM: Final = 2048
 
 
 def with_state_dtype(spec: ModelSpec, name: str) -> ModelSpec:
@@ -38,12 +36,15 @@ def state_keeping(
     spec: ModelSpec,
     block_size: int,
     speculation: Speculation | None,
+    budget: int,
     *,
     caches_prefixes: bool = True,
 ) -> StateKeeping:
     """Returns which states are kept: without a prefix cache only those that samples of
     one request share. With a draft model or head the last few tokens before a state is
-    saved in decode have no drafts, so that happens less often.
+    saved in decode have no drafts, so that happens less often. States are kept inside
+    chunks that are longer than a CUDA graph, of which a step has `budget` tokens at most:
+    no graph keeps them.
     """
     if spec.has_states and not caches_prefixes:
         keeping = StateKeeping(
@@ -54,7 +55,9 @@ def state_keeping(
     else:
         stride = ceil(DRAFTED_STRIDE_TOKENS / block_size)
         keeping = StateKeeping(decode_stride_blocks=stride)
-    return evolve(keeping, inside_from=INSIDE_FROM) if spec.has_states else keeping
+    if not spec.has_states:
+        return keeping
+    return evolve(keeping, inside_from=1 + captured_tokens(spec, budget))
 
 
 def check_recurrent_layers(args: EngineArgs, spec: ModelSpec) -> None:
