@@ -27,10 +27,10 @@ the request or another engine will start there.
 
 The position of a kept state is a multiple of the block size. A prefill chunk of
 `inside_from` inputs or more may go on after one such position, whose state the executor
-keeps while it computes the chunk. Else a plan of the row ends there: for a branch and for
-the end of a prompt a prefill chunk is cut, which costs a step; for a stride a chunk that
-ends anyway ends at its last block boundary instead. `RowStates.save_at` is the next
-position of a row.
+keeps while it computes the chunk; a checkpoint at its end is then left out. Else a plan
+of the row ends there: for a branch and for the end of a prompt a prefill chunk is cut,
+which costs a step; for a stride a chunk that ends anyway ends at its last block boundary
+instead. `RowStates.save_at` is the next position of a row.
 
 A step saves at most `max_saves` states, because all its rows wait for the copies. If more
 are due, the others are skipped; the next checkpoint of a skipped row is due one stride
@@ -90,11 +90,11 @@ def most_urgent_first(run: Running, due: list[int]) -> list[int]:
     """
 
     def urgency(i: int) -> tuple[bool, bool, int]:
-        scheduled, last = run.scheduled[i], run.chains[i].states.last
-        request = run.seqs[i].request
+        states, request = run.chains[i].states, run.seqs[i].request
         is_awaited = request.n > 1 or _is_pushed(request)
-        in_prompt = scheduled < run.num_known_at_admission[i]
-        return not in_prompt, not (in_prompt and is_awaited), last - scheduled
+        in_prompt = states.save_at < run.num_known_at_admission[i]
+        is_next = in_prompt and is_awaited
+        return not in_prompt, not is_next, states.last - states.save_at
 
     return sorted(due, key=urgency)
 
@@ -169,7 +169,7 @@ def bound_chunk(
     save_at = states.save_at
     if start + inputs >= save_at:
         goes_on = _may_be_inside(config, inputs) and (
-            _next_in_prompt(config, state, run, i) > start + inputs
+            _following_save(config, state, run, i) > start + inputs
         )
         return inputs if goes_on else save_at - start, run
     stride = config.states.stride_blocks * size
@@ -187,17 +187,18 @@ def _may_be_inside(config: EngineConfig, inputs: int) -> bool:
     return 0 < config.states.inside_from <= inputs
 
 
-def _next_in_prompt(
+def _following_save(
     config: EngineConfig, state: EngineState, run: Running, i: int
 ) -> int:
-    """The position after `save_at` at which the state of the row at `i` is to be kept
-    next, or NEVER.
+    """The position in the prompt, after `save_at`, at which the state of the row at `i`
+    is to be kept next, or NEVER. A checkpoint right after the prompt is left out.
     """
     states, pressed = run.chains[i].states, is_pressed(config, state.blocks.pool)
     last_index = run.last_index[i]
-    return next_save(
+    following = next_save(
         config, run.seqs[i], states, states.save_at, last_index, pressed=pressed
     )
+    return following if following < run.num_known_at_admission[i] else NEVER
 
 
 def _has_free_pages(config: EngineConfig, state: EngineState) -> bool:
