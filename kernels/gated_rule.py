@@ -30,7 +30,12 @@ import torch
 from torch import Tensor
 
 from minfer.kernels import on_triton
-from minfer.kernels.paged_states import PagedUnits, gather_states, scatter_states
+from minfer.kernels.paged_states import (
+    PagedUnits,
+    copy_states,
+    gather_states,
+    scatter_states,
+)
 from minfer.kernels.rule_arguments import DecayGates, RuleArguments
 from minfer.kernels.state_work import StateWork
 
@@ -93,6 +98,7 @@ def _reference(rule: RuleArguments) -> Tensor:
             out[token] = torch.einsum("nhkv,nhk->nhv", state, query[token])
         if spans.writes:
             scatter_states(units, work.table, spans.rows, state)
+            copy_states(units, work.table, spans.rows, spans.saved)
     if skip is not None:
         out += value * skip[:, None]
     return out.to(v.dtype)

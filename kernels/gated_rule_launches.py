@@ -17,6 +17,7 @@ from minfer.kernels.gated_rule_tunes import (
     carry_tune,
     decode_tune,
 )
+from minfer.kernels.paged_states import copy_states
 from minfer.kernels.pdl import early
 from minfer.kernels.rule_arguments import RuleArguments
 from minfer.kernels.state_kernels import most_blocks
@@ -37,6 +38,7 @@ def launch(rule: RuleArguments, out: Tensor) -> None:
             _launch_blocks(rule, out, chunks)
         else:
             _launch_tokens(rule, out, chunks, writes=writes)
+        copy_states(rule.units, rule.work.table, chunks.rows, chunks.saved)
 
 
 def _launch_tokens(

@@ -282,15 +282,15 @@ class Linear:
         return self.zeros if self.factors is None else self.factors
 
     def select(self, index: "int | slice") -> "Linear":
-        """Returns a part of it along the first dimension: an expert's matrix, or some
-        outputs. It shares memory.
+        """Returns a part of it along the first dimension: one expert's matrix, those of
+        some experts, or some outputs. It shares memory.
         """
         tensors = (self.bias, self.scales, self.zeros, self.factors)
         bias, scales, zeros, factors = (
             None if tensor is None else tensor[index] for tensor in tensors
         )
         weight = self.weight[index]
-        fused_outputs = self.parts if isinstance(index, int) else (len(weight),)
+        fused_outputs = self.parts if self.weight.dim() == 3 else (len(weight),)
         packed = self.packed[index] if isinstance(self.packed, tuple) else self.packed
         return evolve(
             self,
@@ -403,6 +403,11 @@ class ExpertRouter:
     correction: "Tensor | None" = None
     # [experts]: multiplies the weights of chosen experts
     expert_scale: "Tensor | None" = None
+    # Every token also goes through one more expert, whose id is behind those of the
+    # others: a shared one. Its weight is 1, or with `shared_gate` [1, hidden] the sigmoid
+    # of the product with it.
+    shared: bool = False
+    shared_gate: "Tensor | None" = None
     rule: RoutingRule
     # The first of this rank's experts, and how many it has: ids of chosen ones count from
     # there, and those of others are -1. None: it has all.
@@ -416,8 +421,8 @@ class ChosenExperts:
     has) is no expert.
     """
 
-    ids: "Tensor"  # [tokens, top_k] int32
-    weights: "Tensor"  # [tokens, top_k] float32
+    ids: "Tensor"  # [tokens, top_k] int32; with a shared expert, one more
+    weights: "Tensor"  # the same shape, float32
 
 
 @frozen(eq=False, kw_only=True)

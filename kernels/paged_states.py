@@ -51,6 +51,14 @@ def scatter_states(
     units.pages[pages, places] = values.to(units.pages.dtype)
 
 
+def copy_states(
+    units: PagedUnits, table: Tensor, rows: Tensor, targets: Tensor | None
+) -> None:
+    """Copy the states of `rows` [n] to those of `targets` [n]; None: nothing."""
+    if targets is not None:
+        scatter_states(units, table, targets, gather_states(units, table, rows))
+
+
 def _places(units: PagedUnits, table: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the pages of rows' units [n, units], and their places there [1, units]."""
     per_page = units.pages.shape[1]

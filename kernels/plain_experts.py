@@ -41,9 +41,20 @@ def route(x: Tensor, router: ExpertRouter, real: Tensor | None = None) -> Chosen
     if router.num_local is not None:
         ids = ids - router.first_local
         ids = ids.where((ids >= 0) & (ids < router.num_local), -1)
+    weights = weights * rule.scaling
+    if router.shared:
+        ids = F.pad(ids, (0, 1), value=len(router.weight))
+        weights = torch.cat([weights, _shared_weights(x, router)], 1)
     if real is not None:
         ids = ids.where(real[:, None], -1)
-    return ChosenExperts(ids, weights * rule.scaling)
+    return ChosenExperts(ids, weights)
+
+
+def _shared_weights(x: Tensor, router: ExpertRouter) -> Tensor:
+    """Returns the weight [tokens, 1] of the shared expert."""
+    if router.shared_gate is None:
+        return x.new_ones(len(x), 1, dtype=torch.float32)
+    return F.linear(x.float(), router.shared_gate.float()).sigmoid()
 
 
 def _best_ids(scores: Tensor, count: int) -> Tensor:

@@ -9,6 +9,9 @@ two that are equal, and each id is chosen once, NaN or not. Top-k takes k maxima
 after the other: a reduction in a warp, 0.1 us each; a sort would take longer for any k up
 to 16. A token's choice depends on its logits alone.
 
+A shared expert is one more of a token's experts. Its gate is a product of one output,
+which the token's program computes: a launch for it would take longer.
+
 Roundings: as plain_experts.py, but exponentials and sums of float32 may differ in the
 last places.
 """
@@ -26,6 +29,7 @@ from minfer.kernels.leaves import ChosenExperts, ExpertRouter
 from minfer.kernels.pdl import early, follow
 
 WARP_SCORES: Final = 512  # of a warp
+GATE_LANES: Final = 1024  # inputs of the shared expert's gate that are loaded at once
 NONE = tl.constexpr(-(2**63))  # less than every key
 NEVER = tl.constexpr(float("-inf"))
 
@@ -71,8 +75,26 @@ def _best_groups(
 
 
 @triton.jit
+def _shared_weight(row, gate, hidden: tl.constexpr, gate_lanes: tl.constexpr):
+    """The weight of the shared expert: 1 without a gate."""
+    weight = 1.0
+    if gate is not None:
+        acc = tl.zeros([gate_lanes], tl.float32)
+        for first in tl.static_range(0, hidden, gate_lanes):
+            lane = first + tl.arange(0, gate_lanes)
+            x = tl.load(row + lane, mask=lane < hidden, other=0.0).to(tl.float32)
+            w = tl.load(gate + lane, mask=lane < hidden, other=0.0).to(tl.float32)
+            acc += x * w
+        weight = 1 / (1 + tl.exp(-tl.sum(acc)))
+    return weight
+
+
+@triton.jit
 def choose(
     logits,
+    x,
+    x_stride,
+    shared_gate,
     correction,
     real,
     ids,
@@ -94,8 +116,11 @@ def choose(
     top_lanes: tl.constexpr,
     first_local_expert: tl.constexpr,
     num_local_experts: tl.constexpr,
+    shared: tl.constexpr,
+    hidden: tl.constexpr,
+    gate_lanes: tl.constexpr,
 ):
-    """Grid [tokens]."""
+    """Grid [tokens]: ids and weights [tokens, top_k + shared]."""
     follow()
     token = tl.program_id(0).to(tl.int64)
     experts_per_group: tl.constexpr = experts // groups
@@ -104,16 +129,16 @@ def choose(
     expert = group * experts_per_group + lane
     mask = (group < groups) & (lane < experts_per_group)
     line = logits + token * experts
-    x = tl.load(line + expert, mask=mask, other=NEVER).to(tl.float32)
+    logit = tl.load(line + expert, mask=mask, other=NEVER).to(tl.float32)
     if logit_cap > 0:  # tanh(y) = 2 * sigmoid(2 * y) - 1
-        capped = logit_cap * (2 / (1 + tl.exp(x * (-2 / logit_cap))) - 1)
-        x = tl.where(mask, capped, NEVER)
+        capped = logit_cap * (2 / (1 + tl.exp(logit * (-2 / logit_cap))) - 1)
+        logit = tl.where(mask, capped, NEVER)
     if sigmoid:
-        scores = 1 / (1 + tl.exp(-x))
+        scores = 1 / (1 + tl.exp(-logit))
     else:
-        powers = tl.exp(x - tl.max(x))
+        powers = tl.exp(logit - tl.max(logit))
         scores = powers / tl.sum(powers)
-    ranked = x if by_logits else scores
+    ranked = logit if by_logits else scores
     if correction is not None:
         ranked += tl.load(correction + expert, mask=mask, other=0.0)
     if groups > kept_groups:
@@ -140,11 +165,17 @@ def choose(
     if num_local_experts < experts:
         chosen -= first_local_expert
         chosen = tl.where((chosen >= 0) & (chosen < num_local_experts), chosen, -1)
+    weight = chosen_scores * scaling
+    if shared:
+        share = _shared_weight(x + token * x_stride, shared_gate, hidden, gate_lanes)
+        chosen = tl.where(top == top_k, experts, chosen)
+        weight = tl.where(top == top_k, share, weight)
     if real is not None:
         chosen = tl.where(tl.load(real + token), chosen, -1)
-    out_index = token * top_k + top
-    tl.store(ids + out_index, chosen, mask=top < top_k)
-    tl.store(weights + out_index, chosen_scores * scaling, mask=top < top_k)
+    width: tl.constexpr = top_k + shared
+    out_index = token * width + top
+    tl.store(ids + out_index, chosen, mask=top < width)
+    tl.store(weights + out_index, weight, mask=top < width)
 
 
 def route(x: Tensor, router: ExpertRouter, real: Tensor | None = None) -> ChosenExperts:
@@ -157,13 +188,17 @@ def route(x: Tensor, router: ExpertRouter, real: Tensor | None = None) -> Chosen
     rule = router.rule
     logits = F.linear(x.to(router.weight.dtype), router.weight, router.bias)
     tokens, experts = logits.shape
-    ids = x.new_empty(tokens, rule.top_k, dtype=torch.int32)
-    weights = x.new_empty(tokens, rule.top_k, dtype=torch.float32)
+    width = rule.top_k + router.shared
+    ids = x.new_empty(tokens, width, dtype=torch.int32)
+    weights = x.new_empty(tokens, width, dtype=torch.float32)
     groups = rule.groups if rule.groups > rule.kept_groups else 1
     group_lanes = triton.next_power_of_2(groups)
     lanes = triton.next_power_of_2(experts // groups)
     choose[tokens,](
         logits=logits,
+        x=x,
+        x_stride=x.stride(0),
+        shared_gate=router.shared_gate,
         correction=router.correction,
         real=real,
         ids=ids,
@@ -182,9 +217,12 @@ def route(x: Tensor, router: ExpertRouter, real: Tensor | None = None) -> Chosen
         best_two=rule.ranked_by == "best_two",
         group_lanes=group_lanes,
         lanes=lanes,
-        top_lanes=triton.next_power_of_2(rule.top_k),
+        top_lanes=triton.next_power_of_2(width),
         first_local_expert=router.first_local,
         num_local_experts=experts if router.num_local is None else router.num_local,
+        shared=router.shared,
+        hidden=x.shape[1],
+        gate_lanes=min(GATE_LANES, triton.next_power_of_2(x.shape[1])),
         num_warps=max(1, group_lanes * lanes // WARP_SCORES),
         launch_pdl=early(x),
     )

@@ -19,7 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minfer.kernels import on_triton
-from minfer.kernels.paged_states import PagedUnits, gather_states, scatter_states
+from minfer.kernels.paged_states import (
+    PagedUnits,
+    copy_states,
+    gather_states,
+    scatter_states,
+)
 from minfer.kernels.plain import SOFTPLUS_LINEAR_FROM
 from minfer.kernels.scan_arguments import ScanArguments, ScanWeights
 from minfer.kernels.state_work import StateWork
@@ -74,4 +79,5 @@ def _reference(scan: ScanArguments) -> Tensor:
             continue
         states = state.view(*state.shape[:2], units.units, -1).transpose(1, 2)
         scatter_states(units, work.table, spans.rows, states)
+        copy_states(units, work.table, spans.rows, spans.saved)
     return ((out + inputs * weights.skip) * F.silu(gate.float())).to(x.dtype)

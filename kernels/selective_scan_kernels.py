@@ -8,6 +8,7 @@ from torch import Tensor
 
 from minfer.kernels.gated_rule_kernels import step_size, to_next
 from minfer.kernels.head_gates import activated
+from minfer.kernels.paged_states import copy_states
 from minfer.kernels.pdl import early, follow
 from minfer.kernels.scan_arguments import ScanArguments
 from minfer.kernels.state_kernels import unit_pointers
@@ -160,6 +161,7 @@ def launch(scan: ScanArguments, out: Tensor) -> None:
         _launch_rows(arguments, work, None, writes=True)
     for chunks, writes in work.all_chunks:
         _launch_rows(arguments, work, chunks, writes=writes)
+        copy_states(units, work.table, chunks.rows, chunks.saved)
 
 
 def _launch_rows(

@@ -7,7 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minfer.kernels import on_triton
-from minfer.kernels.paged_states import PagedUnits, gather_states, scatter_states
+from minfer.kernels.paged_states import (
+    PagedUnits,
+    copy_states,
+    gather_states,
+    scatter_states,
+)
 from minfer.kernels.state_work import StateWork
 
 ConvActivation = Literal["silu"]
@@ -67,4 +72,5 @@ def _reference(
         last = inputs[:, spans.tokens.shape[1] :]
         by_unit = last.view(*last.shape[:2], units.units, -1).transpose(1, 2)
         scatter_states(units, work.table, spans.rows, by_unit)
+        copy_states(units, work.table, spans.rows, spans.saved)
     return out

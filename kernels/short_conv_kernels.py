@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minfer.kernels.paged_states import PagedUnits
+from minfer.kernels.paged_states import PagedUnits, copy_states
 from minfer.kernels.pdl import early, follow
 from minfer.kernels.state_kernels import find_block, most_blocks, unit_pointers
 from minfer.kernels.state_work import StateChunks, StateWork
@@ -230,6 +230,7 @@ def launch(
         _launch_rows(arguments, work, units)
     for chunks, writes in work.all_chunks:
         _launch_chunks(arguments, chunks, tokens, channels, writes=writes)
+        copy_states(units, work.table, chunks.rows, chunks.saved)
 
 
 def _launch_rows(arguments: dict[str, Any], work: StateWork, units: PagedUnits) -> None:

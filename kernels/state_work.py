@@ -16,6 +16,11 @@ written once for each input: with 3 drafts, 5 times the bytes of a state instead
 4 states a row in memory. If the next step took in the accepted inputs, a third of the
 bytes would be saved (36 us a row of Qwen3-Next instead of 54, at 4.2 TB/s), but whatever
 reads, copies or saves a state would have to take in these inputs first.
+
+A state inside a chunk is kept by dividing the chunk in two: the first part, in `heads`,
+is taken in before all other chunks, and then the state is copied. The work is the same
+but for a launch of each kernel; blocks of tokens may begin elsewhere, so sums may be
+rounded otherwise.
 """
 
 from collections.abc import Iterator
@@ -48,6 +53,9 @@ class StateChunks:
     offsets: Tensor  # of the first input among the packed tokens
     longest: int  # the largest possible count
     spacing: DraftSpacing | None = None  # None: inputs follow one another
+    # Rows of the table to which the states are copied after these inputs; None: they are
+    # not.
+    saved: Tensor | None = None
 
     def places(self, offset: int, count: int) -> Tensor:
         """Returns the places of a chunk's inputs among the packed tokens, [count]."""
@@ -61,7 +69,8 @@ class StateChunks:
 @frozen(eq=False)
 class StateWork:
     """The rows of a step, whose states are read, updated by the step's inputs and written
-    back. Each row is here once, and no two rows share a page, but for padding.
+    back. Each row is here once, but for those in `heads`, and no two rows share a page,
+    but for padding.
     """
 
     table: Tensor  # [table rows, pages of a state] int32: page ids
@@ -71,14 +80,49 @@ class StateWork:
     # Rows with drafts, whose states are read and not written
     drafted: StateChunks | None = None
     first_token: int = 0  # the packed token of the first decode row
+    # First parts of some of the chunks, which `chunks` continue: states between them are
+    # kept
+    heads: StateChunks | None = None
 
     @property
     def all_chunks(self) -> Iterator[tuple[StateChunks, bool]]:
         """Rows of several inputs, and whether their states are written."""
         if self.drafted is not None:
             yield self.drafted, False
+        if self.heads is not None:
+            yield self.heads, True
         if self.chunks is not None:
             yield self.chunks, True
+
+    def keeping_inside(
+        self, numbers: Tensor, counts: Tensor, to_saved: int
+    ) -> "StateWork":
+        """Returns the work that also keeps the states of chunks `numbers` [n] int32 after
+        their first `counts` [n] inputs: in the table's row behind each by `to_saved`.
+        Raises ValueError if there are no chunks.
+        """
+        if (chunks := self.chunks) is None:
+            raise ValueError("no row of this step has several inputs")
+        rows, starts, offsets = (
+            column.index_select(0, numbers)
+            for column in (chunks.rows, chunks.starts, chunks.offsets)
+        )
+        heads = evolve(
+            chunks,
+            rows=rows,
+            starts=starts,
+            counts=counts,
+            offsets=offsets,
+            saved=rows + to_saved,
+        )
+        before = torch.zeros_like(chunks.counts).index_copy(0, numbers.long(), counts)
+        others = evolve(
+            chunks,
+            starts=chunks.starts + before,
+            counts=chunks.counts - before,
+            offsets=chunks.offsets + before,
+        )
+        return evolve(self, heads=heads, chunks=others)
 
     def accepted_work(self, counts: Tensor) -> "StateWork":
         """Returns the work that updates the states of rows with drafts by their first
@@ -109,6 +153,7 @@ class RowSpans:
     is_new: Tensor  # [n] bool: whether a row's first input is at position 0
     tokens: Tensor  # [n, count]: the places of its inputs among the packed tokens
     writes: bool = True  # the states
+    saved: Tensor | None = None  # [n] rows to which states are written, too
 
 
 def _chunk_spans(chunks: StateChunks, *, writes: bool) -> Iterator[RowSpans]:
@@ -121,4 +166,5 @@ def _chunk_spans(chunks: StateChunks, *, writes: bool) -> Iterator[RowSpans]:
                 is_new=chunks.starts[i : i + 1] == 0,
                 tokens=chunks.places(offset, count)[None],
                 writes=writes,
+                saved=None if chunks.saved is None else chunks.saved[i : i + 1],
             )

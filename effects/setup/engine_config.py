@@ -49,6 +49,7 @@ def engine_config(
             f"made for (max_position_embeddings in {config_path(folder)}); lower it"
         )
     groups = _groups(args, spec, speculative)
+    budget = args.max_num_batched_tokens or _batched_tokens(args, spec, device)
     speculation = None if speculative is None else speculative.speculation
     return EngineConfig(
         # Until the memory plan sets it: a block, and a state if there is one.
@@ -56,8 +57,7 @@ def engine_config(
         block_size=args.block_size,
         max_model_len=length,
         max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens
-        or _batched_tokens(args, spec, device),
+        max_num_batched_tokens=budget,
         itl_target=_itl_target(args.itl_target),
         vocab_size=spec.vocab_size,
         depth=args.steps_in_flight,
@@ -71,6 +71,7 @@ def engine_config(
             spec,
             args.block_size,
             speculation,
+            budget,
             caches_prefixes=args.enable_prefix_caching,
         ),
         adapter_slots=args.adapter_slots,

@@ -7,6 +7,7 @@ from attrs import evolve
 
 from minfer.effects.models.architecture.kv_format import AUTO
 from minfer.effects.models.architecture.spec import ModelSpec
+from minfer.effects.models.layout.shapes import captured_tokens
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.records.speculation import DEVICE, Speculation
 from minfer.records.state_keeping import StateKeeping
@@ -35,18 +36,28 @@ def state_keeping(
     spec: ModelSpec,
     block_size: int,
     speculation: Speculation | None,
+    budget: int,
     *,
     caches_prefixes: bool = True,
 ) -> StateKeeping:
     """Returns which states are kept: without a prefix cache only those that samples of
     one request share. With a draft model or head the last few tokens before a state is
-    saved in decode have no drafts, so that happens less often.
+    saved in decode have no drafts, so that happens less often. States are kept inside
+    chunks that are longer than a CUDA graph, of which a step has `budget` tokens at most:
+    no graph keeps them.
     """
     if spec.has_states and not caches_prefixes:
-        return StateKeeping(stride_blocks=0, decode_stride_blocks=0, every_prompt=False)
-    if not spec.has_states or speculation is None or speculation.drafter != DEVICE:
-        return StateKeeping()
-    return StateKeeping(decode_stride_blocks=ceil(DRAFTED_STRIDE_TOKENS / block_size))
+        keeping = StateKeeping(
+            stride_blocks=0, decode_stride_blocks=0, every_prompt=False
+        )
+    elif not spec.has_states or speculation is None or speculation.drafter != DEVICE:
+        keeping = StateKeeping()
+    else:
+        stride = ceil(DRAFTED_STRIDE_TOKENS / block_size)
+        keeping = StateKeeping(decode_stride_blocks=stride)
+    if not spec.has_states:
+        return keeping
+    return evolve(keeping, inside_from=1 + captured_tokens(spec, budget))
 
 
 def check_recurrent_layers(args: EngineArgs, spec: ModelSpec) -> None:

@@ -151,12 +151,15 @@ def _plan_facts(last: Plan | None, plan: Plan) -> Facts:
     if plan.deferred:
         changes["deferred"] = list(plan.deferred)
     if plan.saves:
-        changes["saves"] = [[save.index, _ranges(save.pages)] for save in plan.saves]
+        changes["saves"] = [
+            [save.index, _ranges(save.pages), *_not_zero(save.inside)]
+            for save in plan.saves
+        ]
     return changes
 
 
-def _not_zero(group: int) -> list[int]:
-    return [group] if group else []
+def _not_zero(number: int) -> list[int]:
+    return [number] if number else []
 
 
 def _membership(last_run_ids: tuple[int, ...], plan: Plan) -> Facts:

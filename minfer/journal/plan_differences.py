@@ -101,8 +101,9 @@ def _batch(plan: Facts, names: list[str], rows: list[int | None]) -> PlanBatch:
     for index, _, _, *tables in plan.get("opens", ()):
         for group, table in enumerate(tables):
             batch.rows[names[index]][_of_group("blocks", group)] = table
-    for index, pages in plan.get("saves", ()):
+    for index, pages, *inside in plan.get("saves", ()):
         batch.rows[names[index]]["saved state"] = pages
+        batch.rows[names[index]]["saved inside at"] = inside
     owner = dict(zip(rows, names, strict=True))
     for row, first_entry, blocks, *group in plan.get("grows", ()):
         name = owner.get(row, f"device row {row}")

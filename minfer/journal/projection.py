@@ -215,7 +215,10 @@ def _plan(plan: Plan) -> dict[str, Any]:
 
 
 def _saves(plan: Plan) -> list[Any]:
-    return [[save.index, list(save.pages)] for save in plan.saves]
+    return [
+        [save.index, list(save.pages), *([save.inside] if save.inside else ())]
+        for save in plan.saves
+    ]
 
 
 def _live(live: LiveRequest) -> dict[str, Any]:

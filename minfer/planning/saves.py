@@ -73,7 +73,8 @@ def add_saves(builder: StepBuilder, plan: Plan, out: list[int]) -> Plan:
     with its saves.
 
     A row whose save is due has no drafts in this plan, nor in one before it
-    (`plan_drafts.py`): its position is known.
+    (`plan_drafts.py`): its position is known. A prefill chunk may end after it
+    (`bound_chunk`).
     """
     config, state = builder.config, builder.state
     run, scheduled = state.running, state.running.scheduled
@@ -87,11 +88,12 @@ def add_saves(builder: StepBuilder, plan: Plan, out: list[int]) -> Plan:
     for i in due:
         states = run.chains[i].states
         pages: Pages = ()
-        if scheduled[i] == states.save_at:
+        if scheduled[i] == states.save_at or run.run_ids[i] in builder.shares:
             skipped += len(saves) == most
             pages = taker.take(states) if len(saves) < most else ()
         if pages:
-            saves.append(SaveState(i - bisect_left(out, i), pages))
+            inside = states.save_at if states.save_at < scheduled[i] else 0
+            saves.append(SaveState(i - bisect_left(out, i), pages, inside))
         save_at = next_save(
             config,
             run.seqs[i],
@@ -100,7 +102,7 @@ def add_saves(builder: StepBuilder, plan: Plan, out: list[int]) -> Plan:
             run.last_index[i],
             pressed=is_pressed(config, taker.change.pool),
         )
-        last = scheduled[i] if pages else states.last
+        last = states.save_at if pages else states.last
         states = evolve(states, last=last, save_at=save_at)
         chains[i] = run.chains[i].with_states(states)
     if skipped:
@@ -162,7 +164,7 @@ def keep_states(config: EngineConfig, state: EngineState, plan: Plan) -> EngineS
         if i is None:
             change.pool.release(save.pages)
             continue
-        position = plan.starts[save.index] + plan.num_scheduled_tokens[save.index]
+        position = plan.saved_at(save)
         is_checkpoint = position >= run.num_known_at_admission[i]
         chain = run.chains[i]
         kept = _publish(config, change, chain, position, save.pages, is_checkpoint)

@@ -25,10 +25,12 @@ each state. Then only these are kept: branches without the states before them,
 checkpoints, and the end of a prompt if no checkpoint follows it, or if other samples of
 the request or another engine will start there.
 
-The position of a kept state is a multiple of the block size, and a plan of its row ends
-there. For a branch and for the end of a prompt a prefill chunk is cut, which costs a
-step; for a stride a chunk that ends anyway ends at its last block boundary instead.
-`RowStates.save_at` is the next position of a row.
+The position of a kept state is a multiple of the block size. A prefill chunk of
+`inside_from` inputs or more may go on after one such position, whose state the executor
+keeps while it computes the chunk; a checkpoint at its end is then left out. Else a plan
+of the row ends there: for a branch and for the end of a prompt a prefill chunk is cut,
+which costs a step; for a stride a chunk that ends anyway ends at its last block boundary
+instead. `RowStates.save_at` is the next position of a row.
 
 A step saves at most `max_saves` states, because all its rows wait for the copies. If more
 are due, the others are skipped; the next checkpoint of a skipped row is due one stride
@@ -88,11 +90,11 @@ def most_urgent_first(run: Running, due: list[int]) -> list[int]:
     """
 
     def urgency(i: int) -> tuple[bool, bool, int]:
-        scheduled, last = run.scheduled[i], run.chains[i].states.last
-        request = run.seqs[i].request
+        states, request = run.chains[i].states, run.seqs[i].request
         is_awaited = request.n > 1 or _is_pushed(request)
-        in_prompt = scheduled < run.num_known_at_admission[i]
-        return not in_prompt, not (in_prompt and is_awaited), last - scheduled
+        in_prompt = states.save_at < run.num_known_at_admission[i]
+        is_next = in_prompt and is_awaited
+        return not in_prompt, not is_next, states.last - states.save_at
 
     return sorted(due, key=urgency)
 
@@ -160,12 +162,16 @@ def bound_chunk(
     config: EngineConfig, state: EngineState, run: Running, i: int, inputs: int
 ) -> tuple[int, Running]:
     """How many of `inputs` prefill tokens the row at `i` of `run` takes, so that the plan
-    ends where its state is to be kept; and `run`, with that position.
+    ends where its state is to be kept, or goes on after that; and `run`, with that
+    position.
     """
     size, start, states = config.block_size, run.scheduled[i], run.chains[i].states
     save_at = states.save_at
     if start + inputs >= save_at:
-        return save_at - start, run
+        goes_on = _may_be_inside(config, inputs) and (
+            _following_save(config, state, run, i) > start + inputs
+        )
+        return inputs if goes_on else save_at - start, run
     stride = config.states.stride_blocks * size
     end = (start + inputs) // size * size
     is_last = start + inputs >= run.num_known_at_admission[i]
@@ -174,6 +180,25 @@ def bound_chunk(
         return inputs, run
     chain = evolve(run.chains[i], states=evolve(states, save_at=end))
     return end - start, edited(run, chains={i: chain})
+
+
+def _may_be_inside(config: EngineConfig, inputs: int) -> bool:
+    """Whether a state may be kept inside a chunk of this many inputs."""
+    return 0 < config.states.inside_from <= inputs
+
+
+def _following_save(
+    config: EngineConfig, state: EngineState, run: Running, i: int
+) -> int:
+    """The position in the prompt, after `save_at`, at which the state of the row at `i`
+    is to be kept next, or NEVER. A checkpoint right after the prompt is left out.
+    """
+    states, pressed = run.chains[i].states, is_pressed(config, state.blocks.pool)
+    last_index = run.last_index[i]
+    following = next_save(
+        config, run.seqs[i], states, states.save_at, last_index, pressed=pressed
+    )
+    return following if following < run.num_known_at_admission[i] else NEVER
 
 
 def _has_free_pages(config: EngineConfig, state: EngineState) -> bool:

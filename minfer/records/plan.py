@@ -46,10 +46,12 @@ is 1 more
   that is opened at position 0 starts from the state before any token (zero), whatever its
   pages have; one that is opened at a later position starts from the state that `copies`
   of the same plan put there, which was kept at exactly that position.
-- `saves` copy working states: that of row `index`, after all its inputs of this plan, to
-  `pages`. The position is starts[index] + num_scheduled_tokens[index], a multiple of the
-  block size. It is exact: such a row has no drafts, and no plan in flight may yield less
-  for it than its most.
+- `saves` keep working states: that of row `index` at the position `saved_at`, in `pages`.
+  It is a multiple of the block size, after starts[index] and at most after the row's last
+  input of this plan. It is exact: such a row has no drafts, and no plan in flight may
+  yield less for it than its most. The state after a row's last input is copied at the
+  end; one before it, of a row in `fills`, is written while the row's inputs are computed.
+  A row has one save at most.
 - After the step, the working state of a row in `drafts` has taken in the row's accepted
   inputs and no rejected one, because it cannot be overwritten by position. The executor
   ensures that before it executes `saves`, and before the next plan.
@@ -174,10 +176,12 @@ class Copy:
 
 @frozen
 class SaveState:
-    """A row's working state, after its inputs of the plan, is copied to `pages`."""
+    """A row's working state is kept in `pages`."""
 
     index: int  # in the plan's columns
     pages: tuple[int, ...]  # as many as a state takes
+    # The position of the state, if it is before the row's last input; 0: it is after it.
+    inside: int = 0
 
 
 @frozen
@@ -199,6 +203,11 @@ class Plan:
     drafts: tuple[Draft, ...] = ()
     deferred: tuple[int, ...] = ()  # places in the columns: rows with deferred sampling
     saves: tuple[SaveState, ...] = ()
+
+    def saved_at(self, save: SaveState) -> int:
+        """The position of the state that a save keeps."""
+        end = self.starts[save.index] + self.num_scheduled_tokens[save.index]
+        return save.inside or end
 
 
 @frozen

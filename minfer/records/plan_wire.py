@@ -121,7 +121,7 @@ def plan_to(plan: Plan) -> bytes:
             _section(words, inputs.tokens)
     words.append(len(plan.saves))
     for save in plan.saves:
-        words.append(save.index)
+        words.extend((save.index, save.inside))
         _section(words, save.pages)
     words.append(len(plan.grows))
     for grow in plan.grows:
@@ -165,7 +165,7 @@ def plan_from(data: bytes) -> Plan:
             PrefillTokens(words.one(), words.section()) for _ in range(words.one())
         )
         drafts = tuple(Draft(words.one(), words.section()) for _ in range(words.one()))
-        saves = tuple(SaveState(words.one(), words.section()) for _ in range(words.one()))
+        saves = tuple(_save_from(words) for _ in range(words.one()))
         grows = tuple(_grow_from(words) for _ in range(words.one()))
         opens = tuple(_opens_from(words, fields.get("opens", ())))
         copies = tuple(Copy(*words.take(3)) for _ in range(words.one()))
@@ -186,6 +186,11 @@ def plan_from(data: bytes) -> Plan:
         deferred=deferred,
         saves=saves,
     )
+
+
+def _save_from(words: _WordReader) -> SaveState:
+    index, inside = words.take(2)
+    return SaveState(index, words.section(), inside)
 
 
 def _grow_from(words: _WordReader) -> Grow:

@@ -40,7 +40,15 @@ from minfer.records.messages import (
     StoreBlocks,
     TransferCommand,
 )
-from minfer.records.plan import Draft, NewRow, Plan, Pooled, SampleDeferred, Yields
+from minfer.records.plan import (
+    Draft,
+    NewRow,
+    Plan,
+    Pooled,
+    SampleDeferred,
+    SaveState,
+    Yields,
+)
 from minfer.records.request import MEAN
 from minfer.records.sequence import SampleId
 from minfer.records.token_logprobs import Logprobs, TokenLogprobs, pack_part
@@ -308,6 +316,7 @@ class Oracle:
             self.memory[copy.target] = self.memory.get(copy.source, [])[: copy.count]
         fills = {fill.index: fill.tokens for fill in plan.fills}
         drafts = {draft.index: draft for draft in plan.drafts}
+        saves = {save.index: save for save in plan.saves}
         deferred = self.deferred_masks.get(plan.step, SampleDeferred(plan.step))
         for i, index in enumerate(plan.rows):
             row, start, count = (
@@ -320,13 +329,27 @@ class Oracle:
                 yield tuple(self._verified(row, start, drafts[i], count, masks))
             else:
                 [bits] = masks_by_place(deferred, i)
-                yield tuple(
-                    self._row(row, fills.get(i), start, plan.max_sampled_tokens[i], bits)
-                )
-        for save in plan.saves:
-            working = self._working(self.rows[plan.rows[save.index]])
-            for source, target in zip(working, save.pages, strict=True):
-                self.memory[target] = [*self.memory.get(source, [])]
+                fill = fills.get(i)
+                if fill is not None and i in saves and saves[i].inside:
+                    fill = self._until_saved(row, fill, start, saves.pop(i))
+                    start = row.next
+                yield tuple(self._row(row, fill, start, plan.max_sampled_tokens[i], bits))
+        for save in saves.values():
+            self._save(self.rows[plan.rows[save.index]], save)
+
+    def _until_saved(
+        self, row: OracleRow, fill: tuple[int, ...], start: int, save: SaveState
+    ) -> tuple[int, ...]:
+        """Take in a chunk's inputs before the position of a save; returns the others."""
+        row.next, count = start, save.inside - start
+        self._write(row, fill[:count])
+        self._save(row, save)
+        return fill[count:]
+
+    def _save(self, row: OracleRow, save: SaveState) -> None:
+        """Copy a row's working state."""
+        for source, target in zip(self._working(row), save.pages, strict=True):
+            self.memory[target] = [*self.memory.get(source, [])]
 
     def _row(
         self,

@@ -221,7 +221,7 @@ class Books:
         plan = flight.plan
         for save in plan.saves:
             seat = flight.seats[save.index]
-            end = plan.starts[save.index] + plan.num_scheduled_tokens[save.index]
+            end = plan.saved_at(save)
             if end > len(seat.account.tokens) or not seat.tables:
                 continue  # it has left
             key = state_key(self.config, seat, end)

@@ -41,13 +41,8 @@ def check_plan_states(
             copies += _check_start(books, plan, seat, plan.starts[index], after)
         _check_saved(books, plan, seats, index, after)
     for save in plan.saves:
-        seats[save.index].last_state = _end(plan, save.index)
+        seats[save.index].last_state = plan.saved_at(save)
     return copies
-
-
-def _end(plan: Plan, index: int) -> int:
-    """The position after a row's inputs."""
-    return plan.starts[index] + plan.num_scheduled_tokens[index]
 
 
 def is_save_point(config: EngineConfig, seat: Seat, end: int) -> bool:
@@ -88,12 +83,14 @@ def _check_saved(
 ) -> None:
     """Check that a row saves its state only at a known position. If there is room, a row
     must save it after each stride of its answer, and at the positions in its prompt from
-    which others will start, where chunks must end. If the plan already saves as many
-    states as it may, the row is noted as skipped instead.
+    which others will start: short chunks must end there, and a chunk has one of them at
+    most. If the plan already saves as many states as it may, the row is noted as skipped
+    instead.
     """
     config, size, seat = books.config, books.config.block_size, seats[index]
-    start, end = plan.starts[index], _end(plan, index)
-    saves = any(save.index == index for save in plan.saves)
+    start = plan.starts[index]
+    end = start + plan.num_scheduled_tokens[index]
+    saves = {plan.saved_at(save) for save in plan.saves if save.index == index}
     anew = seat.account.request.recomputes_prompt
     require(not (saves and anew), "states", "of blocks that are not published")
     drafting = index in {draft.index for draft in plan.drafts} or any(
@@ -105,15 +102,21 @@ def _check_saved(
     few = most_state_pages(config) < config.state_pages
     if anew or few or drafting:
         return
-    awaited = _awaited_positions(size, seat)
-    within = any(start < position < end for position in awaited)
-    require(not within, "states", f"a chunk from {start} to {end}")
-    due = end in awaited or end == next_checkpoint(config, seat, start)
+    awaited = {p for p in _awaited_positions(size, seat) if start < p <= end}
+    is_long = 0 < config.states.inside_from <= end - start
+    right = len(awaited) <= 1 if is_long else awaited <= {end}
+    require(right, "states", f"a chunk from {start} to {end}, over {awaited}")
+    due = awaited
+    if not awaited and saves <= {
+        end
+    }:  # beside a state inside it, none is kept at its end
+        due = {end} & {next_checkpoint(config, seat, start)}
+    require(not (due and saves - due), "states", f"saved at {saves}, not at {due}")
     if not due or saves or not _has_room(config, after):
         return
     full = len(plan.saves) >= max_saves(config)
-    require(full, "states", f"{seat.account.id} does not save its state at {end}")
-    _check_less_urgent(plan, seats, index, awaited=end in awaited)
+    require(full, "states", f"{seat.account.id} does not save its state at {due}")
+    _check_less_urgent(plan, seats, index, min(due), awaited=bool(awaited))
     books.skipped_saves[plan.step] += 1
 
 
@@ -140,17 +143,18 @@ def _is_awaited(seat: Seat) -> bool:
 
 
 def _check_less_urgent(
-    plan: Plan, seats: Mapping[int, Seat], skipped: int, *, awaited: bool
+    plan: Plan, seats: Mapping[int, Seat], skipped: int, due: int, *, awaited: bool
 ) -> None:
     """Check that a plan saves no state that is less urgent than that of the row
-    `skipped`: states in prompts that others wait for (`awaited`) come first, then others
-    in prompts; after prompts, those of the rows whose last state is the oldest.
+    `skipped` at `due`: states in prompts that others wait for (`awaited`) come first,
+    then others in prompts; after prompts, those of the rows whose last state is the
+    oldest.
     """
     seat = seats[skipped]
-    in_prompt = _end(plan, skipped) < seat.num_known_at_admission
-    behind = _end(plan, skipped) - seat.last_state
+    in_prompt = due < seat.num_known_at_admission
+    behind = due - seat.last_state
     for save in plan.saves:
-        other, end = seats[save.index], _end(plan, save.index)
+        other, end = seats[save.index], plan.saved_at(save)
         if end < other.num_known_at_admission:
             fair = not awaited or _is_awaited(other)
         else:

@@ -60,17 +60,23 @@ def block_before(config: EngineConfig, content: Key) -> Key:
 
 def _check_saves(config: EngineConfig, plan: Plan) -> None:
     """Check that a plan saves states of its rows after whole blocks, each once, of no row
-    with drafts, and no more of them than a step may.
+    with drafts, and no more of them than a step may; before a row's last input only those
+    of long prefill chunks.
     """
     places = [save.index for save in plan.saves]
     require(len(places) == len({*places}), "states", "a state is saved twice")
     require(not plan.saves or config.state_group, "states", "there is no state group")
     require(len(places) <= max_saves(config), "states", f"{len(places)} are saved")
     drafting = {draft.index for draft in plan.drafts}
+    filled = {fill.index for fill in plan.fills}
     for save in plan.saves:
-        end = plan.starts[save.index] + plan.num_scheduled_tokens[save.index]
-        right = len(save.pages) == config.state_pages and not end % config.block_size
-        require(right, "states", f"{save} at {end}")
+        start, inputs = plan.starts[save.index], plan.num_scheduled_tokens[save.index]
+        whole = plan.saved_at(save) % config.block_size == 0
+        right = len(save.pages) == config.state_pages and whole
+        require(right, "states", f"{save} from {start}, {inputs} inputs")
+        is_long = 0 < config.states.inside_from <= inputs and save.index in filled
+        within = not save.inside or start < save.inside < start + inputs
+        require(within and (is_long or not save.inside), "states", f"{save} inside")
         require(save.index not in drafting, "states", f"{save} of a row with drafts")
 
 

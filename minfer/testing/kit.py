@@ -79,7 +79,7 @@ _speculations = st.sampled_from(
 )
 _ADAPTERS: Final = ("", "a1", "", "b2", "")  # of which one has a slot
 # The pools are so small that a smaller share would not have room for a state.
-_KEEPING: Final = StateKeeping(stride_blocks=1, max_share=0.5)
+_KEEPING: Final = StateKeeping(stride_blocks=1, max_share=0.5, inside_from=4)
 
 
 def requests(name: str = "r0") -> st.SearchStrategy[Request]:

@@ -328,6 +328,7 @@ def with_states(
     few = 1 + (rows + pages) % 3 * pages
     keeping = evolve(keeping, max_saved_pages=few) if (rows + more) % 2 else keeping
     keeping = evolve(keeping, every_prompt=config.num_blocks % 5 > 0)
+    keeping = evolve(keeping, inside_from=(0, 1, 2, 9)[config.num_blocks % 4])
     return evolve(
         config, groups=groups, num_blocks=config.num_blocks + more, states=keeping
     )

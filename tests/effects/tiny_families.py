@@ -285,6 +285,8 @@ _MAMBA2: Final = {
 _GRANITE4: Final = (
     _MAMBA2 | _EXPERTS | {"intermediate_size": 24, "attention_multiplier": 0.25}
 )
+# Published ones are as wide as the experts: then they are one more of them.
+_AS_WIDE: Final = {"shared_expert_intermediate_size": 24}
 _QWEN3_NEXT: Final = _DELTA | _QWEN2_MOE
 _KIMI: Final = (
     _MLA_SIZES
@@ -475,7 +477,7 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
     "Qwen2Moe": {
         "experts": _QWEN2_MOE,
         "normalised": _QWEN2_MOE | {"norm_topk_prob": True, "decoder_sparse_step": 2},
-        "windows": _QWEN2_MOE | _UPPER | {"max_window_layers": 2},
+        "windows": _QWEN2_MOE | _AS_WIDE | _UPPER | {"max_window_layers": 2},
         "dense layers": _QWEN2_MOE | {"mlp_only_layers": [1], "qkv_bias": False},
     },
     "Qwen3Moe": {
@@ -703,6 +705,7 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
             "rope_parameters": ROPES["linear"] | {"partial_rotary_factor": 0.5},
         },
         "one key head": _QWEN3_NEXT
+        | _AS_WIDE
         | {
             "layer_types": [*_RECURRENT[::-1], *_RECURRENT[::-1]],
             "linear_num_key_heads": 1,
@@ -765,6 +768,7 @@ FAMILIES: Final[Mapping[str, dict[str, dict[str, Any]]]] = {
             "rope_parameters": ROPES["linear"] | {"partial_rotary_factor": 0.5},
         },
         "one key head": _QWEN3_NEXT
+        | _AS_WIDE
         | {
             "layer_types": [*_RECURRENT[::-1], *_RECURRENT[::-1]],
             "linear_num_key_heads": 1,

@@ -323,7 +323,9 @@ def mixture(tokens: int, tune: ExpertsTune | None) -> None:
 
 
 def routers() -> None:
-    """Qwen3's, Llama 4's, and DeepSeek-V3's and Ernie's, which compute in float32."""
+    """Qwen3's, Qwen3-Next's, Llama 4's, and those that compute in float32: DeepSeek-V3's
+    and Ernie's.
+    """
     rule = RoutingRule(
         8, "sigmoid", groups=8, kept_groups=4, ranked_by="best_two", scaling=2.5
     )
@@ -333,6 +335,13 @@ def routers() -> None:
         torch.ones(256),
     )
     router.route(x, ExpertRouter(weight=half(128, HIDDEN), rule=RoutingRule(8)))
+    with_shared = ExpertRouter(
+        weight=half(512, HIDDEN),
+        rule=RoutingRule(10),
+        shared=True,
+        shared_gate=half(1, HIDDEN),
+    )
+    router.route(x, with_shared, real)
     first = RoutingRule(1, "sigmoid", by_logits=True, normalise=False)
     router.route(x, ExpertRouter(weight=half(128, HIDDEN), rule=first))
     wide = ExpertRouter(weight=torch.empty(256, HIDDEN), correction=correction, rule=rule)

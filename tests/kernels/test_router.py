@@ -4,6 +4,7 @@ from typing import Literal
 
 import pytest
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from minfer.kernels import plain_experts
@@ -164,6 +165,29 @@ def test_ids_exist_and_differ_even_if_logits_are_nan(rule: RoutingRule) -> None:
     x[0] = torch.nan
     for ids in route(x, chooser).ids.tolist():
         assert len({*ids} & {*range(6)}) == 3
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(
+    ("hidden", "dtype"), [(16, torch.float32), *long([(2500, torch.float16)])], ids=str
+)
+def test_a_shared_expert_is_one_more(
+    gated: bool, hidden: int, dtype: torch.dtype
+) -> None:
+    """Its id is behind the others'; its weight, which no rule scales, 1 or its gate's."""
+    rule = RoutingRule(3, "sigmoid", scaling=2.5)
+    chooser, x = router(rule, 12, hidden, corrected=True), tokens(4, hidden, dtype)
+    draw = torch.Generator().manual_seed(1)
+    gate = torch.randn(1, hidden, generator=draw).to(DEVICE, dtype) / hidden**0.5
+    shared = evolve(chooser, shared=True, shared_gate=gate if gated else None)
+    real = torch.tensor([True, True, True, False], device=DEVICE)
+    routed, choice = route(x, chooser, real), route(x, shared, real)
+    same(choice, plain_experts.route(x, shared, real))
+    assert torch.equal(choice.ids[:, :3], routed.ids)
+    assert torch.equal(choice.weights[:, :3], routed.weights)
+    assert choice.ids[:, 3].tolist() == [12, 12, 12, -1]
+    expected = (x.double() @ gate[0].double()).sigmoid() if gated else torch.ones(4)
+    torch.testing.assert_close(choice.weights[:, 3], expected.float().to(DEVICE))
 
 
 def test_no_tokens() -> None:

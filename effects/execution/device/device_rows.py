@@ -104,7 +104,7 @@ def _sizes(
         "next": count,
         **dict.fromkeys(ROW_FIELDS, count),
         "table": count * table_words_per_row,
-        "state_table": count * state_pages,
+        "state_table": 2 * count * state_pages,
         "adapter_slot": count * adapters,
         "batch": 2 * count + 64,  # with room for padding
         "sampling_split": 2 * aligned(2 * count + 64),
@@ -182,9 +182,10 @@ class DeviceRows:
         self.table = columns["table"][: tables * count * blocks].view(
             tables, count, blocks
         )
-        # The pages of each row's working state.
-        self.state_table = columns["state_table"][: count * state_pages].view(
-            count, state_pages
+        # The pages of each row's working state; then, for each row, those of the state
+        # that is kept inside its chunk.
+        self.state_table = columns["state_table"][: 2 * count * state_pages].view(
+            2 * count, state_pages
         )
         # The slot of each row's adapter; None: no row has one.
         self.adapter_slots = columns["adapter_slot"][:count] if adapters else None
@@ -300,6 +301,12 @@ class DeviceRows:
         if self.state_pages:
             start = self.column_starts["state_table"] + row * self.state_pages
             self._set(start, np.array(self.state_of(row), np.int32))
+
+    def set_saved(self, row: int, pages: tuple[int, ...]) -> None:
+        """Set the pages of the state that a step keeps inside the row's chunk."""
+        line = row + self.scratch + 1
+        start = self.column_starts["state_table"] + line * self.state_pages
+        self._set(start, np.array(pages, np.int32))
 
     def state_of(self, row: int) -> tuple[int, ...]:
         """Returns the pages of the working state of a row that has an owner."""

@@ -28,7 +28,7 @@ from minfer.effects.models.architecture.dense import Dense
 from minfer.effects.models.architecture.gqa import GQA
 from minfer.effects.models.architecture.kv_format import KvFormat
 from minfer.effects.models.architecture.layers import Attention
-from minfer.effects.models.architecture.moe import MoE
+from minfer.effects.models.architecture.moe import MAX_TOKENS_WITH_SHARED, MoE
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import kv_dtype_bytes, torch_dtype
 from minfer.effects.models.layout.shapes import captured_tokens, dequantized_blocks
@@ -340,8 +340,15 @@ class Routes:
 
 
 def _experts(moe: MoE) -> str:
-    grouped = grouped_from(moe.rule.top_k, moe.experts)
-    return f"Triton; grouped by expert from {grouped} tokens of a step"
+    more = moe.has_alike_shared
+    grouped = grouped_from(moe.rule.top_k + more, moe.experts + more)
+    described = f"Triton; grouped by expert from {grouped} tokens of a step"
+    if more:
+        described += (
+            f"; up to {MAX_TOKENS_WITH_SHARED} tokens, the shared expert is one of them "
+            f"unless adapters change it or it is quantized otherwise"
+        )
+    return described
 
 
 def _no_quack(dense: list[Dense]) -> str:

@@ -58,6 +58,7 @@ class StepShape:
     tokens: int = 0  # prefill tokens
     chunks: int = 0  # prefill chunks
     longest: int = 0  # tokens of the longest chunk
+    inside: int = 0  # chunks inside which a state is kept; then there is no graph
     # Splits of the contexts of decode rows, for each group of layers; without: none
     splits: tuple[int, ...] = ()
     # Tokens before the chunks in all, at most, where their latents are expanded, or their
@@ -123,6 +124,8 @@ class StepShape:
         """Returns whether the shape can have a graph, of up to `max_tokens` prefill
         tokens.
         """
+        if self.inside:
+            return False
         return padded_tokens(self.tokens) <= max_tokens and self.chunks <= CHUNK_SIZES[-1]
 
     def padded(self, max_rows: int) -> "StepShape":

@@ -2,9 +2,10 @@
 
 Theory. A forward's inputs are lines of int32, one after the other, each aligned: for
 prefill tokens their ids, positions and rows; for the chunks they form, rows, starts,
-counts and offsets; for draws, rows and the token whose logits each uses; for rows with
-drafts, how many, and which; and for deferred sampling, the rows sampled now and the rows
-whose logits are kept. (For a step without prefill tokens the device has these already:
+counts and offsets; for draws, rows and the token whose logits each uses; for states that
+are kept inside chunks, which chunks, and where; for rows with drafts, how many, and
+which; and for deferred sampling, the rows sampled now and the rows whose logits are kept.
+(For a step without prefill tokens the device has these already:
 `DeviceRows.sampling_split`.) Deferred draws have words of their own: rows and positions.
 """
 
@@ -28,6 +29,8 @@ class PrefillWords(Generic[Array]):
     tokens: Array  # [3, tokens]: ids, positions, device rows
     chunks: Array  # [4, chunks]: device rows, starts, counts, offsets
     draws: Array  # [2, draws]: device rows to sample; the token whose logits each uses
+    # [2, inside]: chunks inside which a state is kept; their inputs before it
+    inside: Array | None = None
 
 
 @frozen(eq=False)
@@ -89,7 +92,8 @@ def views(words: Array, shape: StepShape) -> list[Array]:
 
 def layout(shape: StepShape) -> tuple[tuple[int, int], ...]:
     """Returns the lines of each part of the inputs, and the words of a line."""
-    prefill = ((3, shape.tokens), (4, shape.chunks), (2, shape.draws))
+    inside = ((2, shape.inside),) if shape.inside else ()
+    prefill = ((3, shape.tokens), (4, shape.chunks), (2, shape.draws), *inside)
     if shape.deferred_draws:
         return ((2, shape.draws),)
     drafts = ((1 + shape.drafts, shape.verified),) if shape.drafts else ()
@@ -120,12 +124,12 @@ def max_words(rows: DeviceRows, tokens: int, draws: int, drafts: int = 0) -> int
     """Returns the words of the largest inputs and changes: all block tables, all other
     values of rows, and the decode rows.
     """
-    inputs = 3 * tokens + 8 * draws + 64
+    inputs = 3 * tokens + 10 * draws + 64
     if drafts:  # with their counts; a line is aligned
         inputs += 4 * (drafts + 2)
     # Two words of each stream, those of sampling values, the next token and position, and
     # the adapter's slot.
     words_per_row = 2 * len(rows.streams) + len(ROW_FIELDS) + 3
-    pages = len(rows.table) * rows.blocks + rows.state_pages
+    pages = len(rows.table) * rows.blocks + 2 * rows.state_pages
     changes = rows.scratch * (pages + words_per_row) + 3 * draws
     return inputs + 2 * changes

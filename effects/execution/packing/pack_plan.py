@@ -266,12 +266,15 @@ class Packer:
             tokens=sum(counts),
             chunks=len(counts),
             longest=max(counts),
+            inside=sum(save.inside > 0 for save in plan.saves),
             keeps_logits=bool(plan.deferred),
             adapters=self.rows.has_adapters(pick(plan.rows, all_entries)),
         )
         shape = self._with_drafts(plan, shape) if decoding else self.pad(shape)
         words = self._zero_words(shape)
-        prefill = PrefillWords(*views(words, shape)[:3])
+        prefill = PrefillWords(*views(words, shape)[: 3 + (shape.inside > 0)])
+        if prefill.inside is not None:
+            prefill.inside[:] = np.array([*_kept_inside(plan)], np.int32).T
         self._write_prefill(plan, prefill, counts, shape.decode_inputs)
         self._write_draws(plan, prefill, decoding, drawing, shape.decode_rows)
         entries = decoding + [plan.fills[k].index for k in drawing]
@@ -409,3 +412,13 @@ def pick(column: Sequence[Item], indices: Sequence[int]) -> tuple[Item, ...]:
     """Returns the elements of a column at these indices."""
     # In C, which is five times as fast for a hundred of them.
     return itemgetter(*indices, 0, 0)(column)[: len(indices)] if indices else ()
+
+
+def _kept_inside(plan: Plan) -> Iterator[tuple[int, int]]:
+    """Yields the number of each chunk inside which a state is kept, and its inputs before
+    it.
+    """
+    numbers = {fill.index: number for number, fill in enumerate(plan.fills)}
+    for save in plan.saves:
+        if save.inside:
+            yield numbers[save.index], save.inside - plan.starts[save.index]

@@ -134,7 +134,7 @@ class BatchBuilder:
             return None
         decode_rows = step.decode_rows
         first = 0 if verified is None else len(verified.counts)
-        return StateWork(
+        work = StateWork(
             table=self.rows.state_table,
             rows=decode_rows[first:],
             starts=decode_inputs.positions[first : len(decode_rows)],
@@ -142,6 +142,11 @@ class BatchBuilder:
             drafted=None if verified is None else drafted_rows(verified, decode_rows),
             first_token=first,
         )
+        inside = None if step.prefill is None else step.prefill.inside
+        if inside is None:
+            return work
+        numbers, counts = inside.unbind(0)
+        return work.keeping_inside(numbers, counts, self.rows.scratch + 1)
 
     def _adapter_slots(self, step: StepRows) -> Tensor | None:
         """Returns the slot of each input's adapter [tokens]."""

@@ -134,8 +134,8 @@ class PlanLauncher:
         self.runner.unprepared.end_step(plan.step, (owners[row] for row in plan.rows))
 
     def _saves(self, plan: Plan, forward: Forward) -> list[Copy]:
-        """Returns the copies of pages that save a plan's states, after its last
-        forward.
+        """Returns the copies of pages that save a plan's states after its last forward;
+        others are kept inside chunks.
         """
         if not forward.is_last:
             return []
@@ -143,6 +143,7 @@ class PlanLauncher:
         return [
             Copy(source, target, size)
             for save in plan.saves
+            if not save.inside
             for source, target in zip(
                 rows.state_of(plan.rows[save.index]), save.pages, strict=True
             )

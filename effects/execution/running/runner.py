@@ -227,6 +227,9 @@ class ModelRunner:
             rows.set_table(grow.row, grow.at, grow.blocks, grow.group)
             for cache in caches:
                 cache.clear(grow.blocks)
+        for save in plan.saves:
+            if save.inside:
+                rows.set_saved(plan.rows[save.index], save.pages)
         if plan.copies:
             for cache in caches:
                 cache.copy(plan.copies)

@@ -189,7 +189,7 @@ def _with_slots(node: Any, slots: Any) -> Any:
     """Returns a part of a layer's weights with the slots of another tree."""
     if isinstance(node, Linear):
         return evolve(node, adapters=slots.adapters)
-    if not has(type(node)) or isinstance(node, Norm):
+    if not has(type(node)) or isinstance(node, Norm) or slots is None:
         return node
     return evolve(
         node,

@@ -169,6 +169,11 @@ class WeightMaker:
     prefix: str = ""  # of the layer's names in a checkpoint
     ranks: int = 1  # tensor parallel ones, which divide the matrices
 
+    @property
+    def has_memory(self) -> bool:
+        """Whether tensors have memory, or only shapes."""
+        return self.device != "meta"
+
     def linear(self, sizes: LinearSizes) -> Linear:
         """Returns a matrix, or those of experts. Raises `UnsupportedModelError`."""
         scheme, rows = self.scheme(sizes), sum(sizes.outputs)

@@ -14,13 +14,18 @@ Gemma 4 has experts *beside* a dense feed-forward: both read the residual stream
 through a norm of its own; their results are normalised, added, and normalised again. Its
 router has a norm of its own, too.
 
+A shared expert that is as wide as the others is stored behind them, in the same tensors.
+In steps of few tokens it is one more expert of each token, and costs no launches of its
+own. In steps of many it is a dense feed-forward, whose products are faster than those of
+experts. Both read the same memory.
+
 With tensor parallelism, every expert is split as a dense feed-forward is; or each rank
 has some of the experts whole (expert parallelism), and a token's other experts are not
 its own.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from attrs import evolve, frozen
 
@@ -45,9 +50,11 @@ from minfer.effects.models.architecture.linear import (
 from minfer.effects.models.architecture.model_step import ModelStep
 from minfer.effects.models.architecture.product_context import ProductContext
 from minfer.effects.models.architecture.products import (
+    adapters_may_change,
     add_experts,
     add_part,
     add_product,
+    feed,
     gated,
     linear,
     normalise,
@@ -73,6 +80,10 @@ from minfer.kernels.leaves import (
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+# Up to this many tokens a shared expert is one more of the experts. Of more, an estimate:
+# tiles of experts take longer than cuBLAS by more than five launches take.
+MAX_TOKENS_WITH_SHARED: Final = 256
 
 
 @frozen(kw_only=True)
@@ -114,6 +125,20 @@ class MoE:
     def num_rank_experts(self) -> int:
         """How many experts this rank has."""
         return self.experts if self.rank_experts is None else len(self.rank_experts)
+
+    @property
+    def has_alike_shared(self) -> bool:
+        """Whether there is a shared expert whose matrices are as large as those of the
+        others, all of which this rank has.
+        """
+        if self.shared is None or self.rank_experts is not None:
+            return False
+        pairs = (self.gate_up, self.shared.gate_up), (self.down, self.shared.down)
+        return all(
+            (expert.outputs, expert.inputs, expert.bias)
+            == (shared.outputs, shared.inputs, shared.bias)
+            for expert, shared in pairs
+        )
 
     @property
     def largest_matrix(self) -> int:
@@ -257,6 +282,14 @@ class SharedWeights:
     gate: Linear | None  # weighs them: one output
 
 
+@frozen(eq=False)
+class WithShared:
+    """The experts and the shared one as one more of them, all in the memory of both."""
+
+    router: ExpertRouter
+    experts: Experts
+
+
 @frozen(eq=False, kw_only=True)
 class BesideWeights:
     """A dense feed-forward beside the experts, and what belongs to both."""
@@ -282,6 +315,7 @@ class MoEWeights:
     router: ExpertRouter
     experts: Experts
     shared: SharedWeights | None
+    with_shared: WithShared | None = None  # for few tokens
     after: Norm | None = None  # [hidden], of the result
     beside: BesideWeights | None = None
     latent: LatentProducts | None = None
@@ -410,40 +444,108 @@ def _logit_cap(reader: ConfigReader, key: str) -> float:
 
 def empty_moe(sizes: MoE, make: WeightMaker) -> MoEWeights:
     """Returns uninitialised weights of these sizes."""
-    hidden, count = sizes.hidden_size, sizes.experts
-    keys, shared = sizes.keys, None
-    if sizes.shared is not None:
-        gate = Linear(weight=make.matrix(1, hidden), parts=(1,))
-        shared = SharedWeights(
-            gate_up=make.linear(sizes.shared.gate_up),
-            down=make.linear(sizes.shared.down),
-            gate=gate if keys.shared.gate else None,
-        )
-    before, after = make.sublayer_norms(hidden, sizes.norms)
+    before, after = make.sublayer_norms(sizes.hidden_size, sizes.norms)
+    router = _empty_router(sizes, make)
+    shared: SharedWeights | None
+    with_shared: WithShared | None = None
+    if sizes.shared is not None and _is_one_more(sizes, sizes.shared, make):
+        experts, shared, with_shared = _empty_with_shared(sizes, router, make)
+    else:
+        experts, shared = _empty_experts(sizes, make), _empty_shared(sizes, make)
     return MoEWeights(
         norm=before,
-        router=ExpertRouter(
-            weight=make.tensor(
-                count, hidden, dtype="float32" if keys.routing.float32 else None
-            ),
-            bias=make.vector(count) if keys.bias else None,
-            correction=make.vector(count, "float32") if keys.routing.correction else None,
-            expert_scale=None if sizes.beside is None else make.vector(count),
-            rule=sizes.rule,
-            first_local=0 if sizes.rank_experts is None else sizes.rank_experts.start,
-            num_local=None if sizes.rank_experts is None else len(sizes.rank_experts),
-        ),
-        experts=Experts(
-            gate_up=make.linear(sizes.gate_up),
-            down=make.linear(sizes.down),
-            activation=sizes.activation,
-            weighs_inputs=keys.routing.weighs_inputs,
-        ),
+        router=router,
+        experts=experts,
         shared=shared,
+        with_shared=with_shared,
         after=after,
         beside=None if sizes.beside is None else _empty_beside(sizes, sizes.beside, make),
         latent=_empty_latent(sizes, make),
     )
+
+
+def _empty_router(sizes: MoE, make: WeightMaker) -> ExpertRouter:
+    """Returns an uninitialised router."""
+    keys, count, rank_experts = sizes.keys, sizes.experts, sizes.rank_experts
+    return ExpertRouter(
+        weight=make.tensor(
+            count, sizes.hidden_size, dtype="float32" if keys.routing.float32 else None
+        ),
+        bias=make.vector(count) if keys.bias else None,
+        correction=make.vector(count, "float32") if keys.routing.correction else None,
+        expert_scale=None if sizes.beside is None else make.vector(count),
+        rule=sizes.rule,
+        first_local=0 if rank_experts is None else rank_experts.start,
+        num_local=None if rank_experts is None else len(rank_experts),
+    )
+
+
+def _empty_experts(sizes: MoE, make: WeightMaker, more: int = 0) -> Experts:
+    """Returns the uninitialised experts of a rank, and room for `more` of them."""
+    count = sizes.num_rank_experts + more
+    return Experts(
+        gate_up=make.linear(evolve(sizes.gate_up, experts=count)),
+        down=make.linear(evolve(sizes.down, experts=count)),
+        activation=sizes.activation,
+        weighs_inputs=sizes.keys.routing.weighs_inputs,
+    )
+
+
+def _empty_shared(sizes: MoE, make: WeightMaker) -> SharedWeights | None:
+    """Returns uninitialised shared experts, if there are any."""
+    if sizes.shared is None:
+        return None
+    return SharedWeights(
+        gate_up=make.linear(sizes.shared.gate_up),
+        down=make.linear(sizes.shared.down),
+        gate=_empty_shared_gate(sizes, make),
+    )
+
+
+def _empty_shared_gate(sizes: MoE, make: WeightMaker) -> Linear | None:
+    """Returns the uninitialised gate of shared experts, if they have one."""
+    if not sizes.keys.shared.gate:
+        return None
+    return Linear(weight=make.matrix(1, sizes.hidden_size), parts=(1,))
+
+
+def _is_one_more(sizes: MoE, shared: Dense, make: WeightMaker) -> bool:
+    """Returns whether the shared expert is stored as one more of a rank's experts: it is
+    as wide, and quantized as they are. On the CPU, quantized matrices are packed one by
+    one, so that none is a part of another.
+    """
+    if not sizes.has_alike_shared or not make.has_memory:
+        return False
+    for expert, of_shared in (
+        (sizes.gate_up, shared.gate_up),
+        (sizes.down, shared.down),
+    ):
+        scheme = make.scheme(expert)
+        if scheme != make.scheme(of_shared):
+            return False
+        if make.device == "cpu" and not scheme.is_plain:
+            return False
+    return True
+
+
+def _empty_with_shared(
+    sizes: MoE, router: ExpertRouter, make: WeightMaker
+) -> tuple[Experts, SharedWeights, WithShared]:
+    """Returns uninitialised experts, a shared one behind them, and all as one leaf."""
+    every, count = _empty_experts(sizes, make, more=1), sizes.num_rank_experts
+    experts = evolve(
+        every,
+        gate_up=every.gate_up.select(slice(count)),
+        down=every.down.select(slice(count)),
+    )
+    gate = _empty_shared_gate(sizes, make)
+    shared = SharedWeights(
+        gate_up=every.gate_up.select(count), down=every.down.select(count), gate=gate
+    )
+    router = evolve(
+        router, shared=True, shared_gate=None if gate is None else gate.weight
+    )
+    return experts, shared, WithShared(router, every)
 
 
 def _empty_latent(sizes: MoE, make: WeightMaker) -> LatentProducts | None:
@@ -627,15 +729,39 @@ def feed_moe(
         step.communicator.rank_info.has_whole_matrices and weights.after is None
     )
     total = hidden if adds_directly else hidden.new_zeros(hidden.shape)
-    choice = route(x, weights.router, step.products)
-    if weights.latent is None:
-        add_experts(total, x, weights.experts, choice, step.products)
+    if (with_shared := _one_more(weights, len(x), step.products)) is not None:
+        choice = route(x, with_shared.router, step.products)
+        add_experts(total, x, with_shared.experts, choice, step.products)
     else:
-        _add_latent(weights.experts, weights.latent, choice, total, x, step.products)
-    if weights.shared is not None:
-        _add_shared(sizes, weights.shared, total, x, step.products)
+        _add_routed(weights, total, x, step.products)
+        if weights.shared is not None:
+            _add_shared(sizes, weights.shared, total, x, step.products)
     if not adds_directly:
         add_part(hidden, total, step.communicator, weights.after)
+
+
+def _one_more(
+    weights: MoEWeights, tokens: int, context: ProductContext
+) -> WithShared | None:
+    """Returns the experts with the shared one, if it is one more for this number of
+    tokens. Adapters change it as a dense feed-forward.
+    """
+    experts, shared = weights.experts, weights.shared
+    if weights.with_shared is None or shared is None or tokens > MAX_TOKENS_WITH_SHARED:
+        return None
+    matrices = experts.gate_up, experts.down, shared.gate_up, shared.down
+    return None if adapters_may_change(context, *matrices) else weights.with_shared
+
+
+def _add_routed(
+    weights: MoEWeights, total: "Tensor", x: "Tensor", context: ProductContext
+) -> None:
+    """Add the experts that the router chooses for normalised tokens `x`."""
+    choice = route(x, weights.router, context)
+    if weights.latent is None:
+        add_experts(total, x, weights.experts, choice, context)
+    else:
+        _add_latent(weights.experts, weights.latent, choice, total, x, context)
 
 
 def _add_latent(
@@ -687,7 +813,10 @@ def _add_shared(
     context: ProductContext,
 ) -> None:
     """Add the shared experts of normalised tokens `x`; of ranks, this one's part."""
-    inner = gated(x, shared.gate_up, sizes.activation, context)
-    if shared.gate is not None:
-        inner = inner * linear(x, shared.gate, context).sigmoid()
-    add_product(total, inner, shared.down, context, SINGLE_RANK)
+    gate_up, down, gate = shared.gate_up, shared.down, shared.gate
+    if gate is None:
+        feed(total, None, gate_up, down, sizes.activation, context, SINGLE_RANK, x=x)
+        return
+    inner = gated(x, gate_up, sizes.activation, context)
+    inner = inner * linear(x, gate, context).sigmoid()
+    add_product(total, inner, down, context, SINGLE_RANK)

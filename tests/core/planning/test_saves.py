@@ -53,9 +53,27 @@ def saves(bench: Bench) -> list[tuple[str, int]]:
     for plan in bench.plans:
         names |= {plan.run_ids[row.index]: row.name[0] for row in plan.opens}
         for save in plan.saves:
-            end = plan.starts[save.index] + plan.num_scheduled_tokens[save.index]
-            out.append((names[plan.run_ids[save.index]], end))
+            out.append((names[plan.run_ids[save.index]], plan.saved_at(save)))
     return out
+
+
+def test_a_state_inside_a_long_chunk_costs_no_step() -> None:
+    """One step computes the prompt, which else takes two; an equal prompt hits the state,
+    which is kept at the same position.
+    """
+    steps = dict[int, int]()
+    for inside_from in (0, 8):
+        keeping = StateKeeping(max_share=1.0, inside_from=inside_from)
+        bench = Bench(evolve(STATES, states=keeping))
+        bench.give(Submit(evolve(ASKED, max_tokens=1)))
+        bench.drain()
+        steps[inside_from] = len(bench.plans)
+        assert saves(bench) == [("a", 8)]
+        assert kept(bench) == {key_at(bench, PROMPT[:8])}
+        bench.give(Submit(AGAIN))
+        bench.drain()
+        assert [admitted.hit for admitted in bench.reasons_of(Admitted)] == [0, 8]
+    assert steps == {0: 2, 8: 1}
 
 
 def test_a_prompt_is_saved_at_its_last_block_boundary_and_then_each_block() -> None:

@@ -147,6 +147,20 @@ def test_a_chunk_ends_where_a_state_is_saved() -> None:
     assert chunk(40) == (40, 40)
 
 
+def test_a_long_chunk_goes_on_after_one_position() -> None:
+    """That of the end of the prompt; a branch before it is a second one."""
+    inside = StateKeeping(max_share=1.0, inside_from=10)
+    assert chunk(42, states=inside) == (42, 40)
+    assert chunk(41, states=inside) == (41, 40)
+    assert chunk(40, states=inside) == (40, 40)
+    assert chunk(42, states=evolve(inside, inside_from=43)) == (40, 40), "it is short"
+    bench = Bench(evolve(STATES, max_num_batched_tokens=4, states=inside))
+    bench.give(Submit(ask("a", 42, 9)))
+    assert bounded(bench.config, bench.state, 42, save_at=20) == (20, 20)
+    assert bounded(bench.config, bench.state, 40, save_at=20) == (20, 20)
+    assert bounded(bench.config, bench.state, 39, save_at=20) == (39, 20)
+
+
 def test_a_chunk_that_ends_earlier_saves_there_at_the_last_block_boundary() -> None:
     assert chunk(27) == (24, 24)
     assert chunk(8) == (8, 8)

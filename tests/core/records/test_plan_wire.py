@@ -99,7 +99,7 @@ PLANS = st.builds(
     copies=st.lists(st.builds(Copy, NUMBERS, NUMBERS, NUMBERS), max_size=3).map(tuple),
     drafts=st.lists(st.builds(Draft, NUMBERS, COLUMN), max_size=3).map(tuple),
     deferred=COLUMN,
-    saves=st.lists(st.builds(SaveState, NUMBERS, COLUMN), max_size=3).map(tuple),
+    saves=st.lists(st.builds(SaveState, NUMBERS, COLUMN, NUMBERS), max_size=3).map(tuple),
 )
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 LOGPROBS = st.builds(

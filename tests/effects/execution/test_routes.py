@@ -177,6 +177,8 @@ def test_a_line_for_each_group_and_use() -> None:
     assert described["decode attention, no window"] == expected.format(64)
     experts = dict(published("DeepSeek-V2-Lite").described())["experts"]
     assert experts == "Triton; grouped by expert from 5 tokens of a step"
+    experts = dict(published("Qwen3-Next-80B-A3B").described())["experts"]
+    assert experts.startswith("Triton; grouped by expert from 19 tokens of a step; up to")
     assert "experts" not in described
 
 

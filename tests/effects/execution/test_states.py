@@ -171,16 +171,27 @@ def test_chunks_and_decode_rows_go_on_where_they_were(hybrid: Hybrid, depth: int
         assert tokens == hybrid.tokens(PROMPTS[row], len(tokens))
 
 
-def test_a_row_starts_from_a_kept_state(hybrid: Hybrid) -> None:
-    """One that was saved behind a chunk, and one saved in decode; those that they were
-    saved from go on, and a state is started from twice.
+@pytest.mark.parametrize("first", [None, 0, 9])
+def test_a_row_starts_from_a_kept_state(hybrid: Hybrid, first: int | None) -> None:
+    """One that was saved behind a chunk, or inside one that starts at `first`, beside
+    other chunks; and one saved in decode. Those that they were saved from go on, and a
+    state is started from twice.
     """
     steps = Steps.start(hybrid)
-    steps.run(
-        steps.prefill(2, 0, 16),
-        saves=(SaveState(0, steps.state(4)),),
-    )
-    steps.run(steps.prefill(2, 16, 40, new=False))
+    others = [steps.prefill(row, 0, len(PROMPTS[row])) for row in (0, 3)]
+    if first is None:
+        steps.run(steps.prefill(2, 0, 16), saves=(SaveState(0, steps.state(4)),))
+        steps.run(steps.prefill(2, 16, 40, new=False))
+    else:
+        if first:
+            steps.run(steps.prefill(2, 0, first))
+        steps.run(
+            others[0],
+            steps.prefill(2, first, 40, new=not first),
+            others[1],
+            saves=(SaveState(1, steps.state(4), inside=16),),
+        )
+        assert steps.made[0] == hybrid.tokens(PROMPTS[0], 1)
     while len(steps.made[2]) < 8:  # its last input is then at 47
         steps.run(steps.decode(2))
     steps.run(steps.decode(2), saves=(SaveState(0, steps.state(5)),))

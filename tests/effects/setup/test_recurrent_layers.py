@@ -13,7 +13,7 @@ from minfer.effects.models.architecture.gated_delta import GatedDelta
 from minfer.effects.models.architecture.spec_reader import parse_spec
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.layout.cache_layout import layout_for
-from minfer.effects.models.layout.shapes import pending_state_bytes
+from minfer.effects.models.layout.shapes import captured_tokens, pending_state_bytes
 from minfer.effects.models.ranks import RankInfo
 from minfer.effects.setup.engine_args import EngineArgs
 from minfer.effects.setup.memory import NotEnoughMemoryError, describe
@@ -23,8 +23,9 @@ from minfer.records.config import CacheGroup
 from minfer.records.speculation import DEVICE, Speculation
 from minfer.records.state_keeping import StateKeeping
 from minfer.values.checks import ConfigError
+from tests.effects.published_configs import PUBLISHED
 from tests.effects.tiny_families import VARIANTS, written
-from tests.effects.tiny_model import write_checkpoint
+from tests.effects.tiny_model import CONFIG, write_checkpoint
 
 KEY = ("Qwen3Next", "plain")
 NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
@@ -162,19 +163,38 @@ def test_drafts_take_memory_until_they_are_accepted(folder: Path) -> None:
     assert pending_state_bytes(spec, evolve(config, speculation=None), 5) == 0
 
 
+def inside_from(setup: Setup) -> int:
+    """The inputs of a chunk for which there is no graph."""
+    return 1 + captured_tokens(setup.spec, setup.config.max_num_batched_tokens)
+
+
+def test_states_are_kept_inside_chunks_that_have_no_graph() -> None:
+    spec = parse_spec(PUBLISHED["Qwen3-Next-80B-A3B"])
+    assert state_keeping(spec, 64, None, 8192).inside_from == 3073
+    assert state_keeping(spec, 64, None, 2048).inside_from > 2048, "all have one"
+    assert not state_keeping(parse_spec(CONFIG), 64, None, 8192).inside_from
+
+
 def test_a_draft_model_has_states_kept_less_often(folder: Path) -> None:
     setup = prepared(folder, speculative_config=NGRAM)
-    assert setup.config.states == StateKeeping()
+    assert setup.config.states == StateKeeping(inside_from=inside_from(setup))
     drafts = Speculation(drafter=DEVICE, drafts=3, adaptive=False)
     for block_size, stride in ((16, 16), (64, 4), (512, 1)):
-        keeping = state_keeping(setup.spec, block_size, drafts)
-        assert keeping == StateKeeping(decode_stride_blocks=stride)
+        budget = setup.config.max_num_batched_tokens
+        keeping = state_keeping(setup.spec, block_size, drafts, budget)
+        expected = StateKeeping(
+            decode_stride_blocks=stride, inside_from=inside_from(setup)
+        )
+        assert keeping == expected
 
 
 def test_without_a_prefix_cache_states_are_kept_for_samples_alone(folder: Path) -> None:
     setup = prepared(folder, enable_prefix_caching=False)
     assert setup.config.states == StateKeeping(
-        stride_blocks=0, decode_stride_blocks=0, every_prompt=False
+        stride_blocks=0,
+        decode_stride_blocks=0,
+        every_prompt=False,
+        inside_from=inside_from(setup),
     )
 
 
