@@ -58,5 +58,5 @@ def _register(policy_class: type, module: str) -> None:
         )
     if hasattr(kind, "victim"):  # which every policy has
         POLICIES[name] = kind
-        for sentence in misnamed_methods(kind):
+        for sentence in misnamed_methods(kind).values():
             print(f"minfer: {sentence}", file=sys.stderr)

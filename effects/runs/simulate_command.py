@@ -14,7 +14,7 @@ from attrs import define, evolve, field, frozen
 
 from minfer.analysis.paired import MIN_DRAWS
 from minfer.effects.runs.arrivals import ArrivalTrace
-from minfer.effects.runs.policy_overrides import strict_option
+from minfer.effects.runs.policy_overrides import counts_of, strict_option
 from minfer.effects.runs.resampled import how_drawn, resampled
 from minfer.effects.runs.simulate_compare import (
     METHOD,
@@ -135,6 +135,8 @@ def _simulate(options: argparse.Namespace) -> int:
     cases = cases_of(trace, options, cost.model, longest)
     cases = cases_with_drafts(cases, options, cost.model)
     check_options(options, cases)
+    for case in cases:  # before the first is run
+        counts_of(case.config.policy, strict=options.strict_policy)
     about_drafts = draft_remarks(
         cases, options, draft_results(options, trace), cost.model
     )

@@ -13,6 +13,7 @@ from minfer.effects.live.engine.interpreter import paused_collector
 from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.runs.arrivals import ArrivalTrace
 from minfer.effects.runs.policy_overrides import (
+    counts_of,
     warn_of_overrides,
     without_python_warnings,
 )
@@ -50,7 +51,7 @@ def run(
     """
     config = case.config
     settings = _settings(case, options)
-    overrides = OverrideCounts(options.strict_policy)
+    overrides = counts_of(config.policy, strict=options.strict_policy)
     arrivals = trace.arrivals(config.block_size, case.speed, mix)
     shown = tqdm(
         arrivals, settings["policy"], len(trace.sizes), leave=False, disable=None

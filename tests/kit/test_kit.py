@@ -199,6 +199,18 @@ def test_what_is_no_policy_is_reported(value: Any) -> None:
         check_policy(value)
 
 
+class Victm(FirstCome):
+    def victm(self, state: Any, ranks: tuple[Rank, ...]) -> int:
+        del state
+        return len(ranks) - 1
+
+
+def test_a_method_with_nearly_a_name_of_the_protocol_is_a_fault() -> None:
+    with pytest.raises(PolicyError, match="engine never calls victm; the protocol") as e:
+        check_policy(Victm())
+    assert (e.value.law, e.value.method) == ("misnamed method", "victm")
+
+
 @pytest.mark.long
 def test_a_seed_gives_the_same_story_again() -> None:
     first = found(broken.SavesBlocks)

@@ -50,7 +50,7 @@ class WithHelpers(FirstCome):
 
 
 def test_methods_with_nearly_a_name_of_the_protocol_are_named() -> None:
-    again, bugdet, displace = misnamed_methods(Misnamed)
+    again, bugdet, displace = misnamed_methods(Misnamed).values()
     assert "never calls again; the protocol has requeue_rank(state, rank, " in again
     assert "Misnamed: the engine never calls bugdet; the protocol has budget(" in bugdet
     assert "may_preempt(state, waiting, running). Rename it" in displace
@@ -58,7 +58,7 @@ def test_methods_with_nearly_a_name_of_the_protocol_are_named() -> None:
 
 @pytest.mark.parametrize("kind", [WithHelpers, FirstCome, Policy, *POLICIES.values()])
 def test_helpers_are_not_taken_for_mistakes(kind: type) -> None:
-    assert misnamed_methods(kind) == ()
+    assert misnamed_methods(kind) == {}
 
 
 def test_overridden_methods_are_those_of_the_policy() -> None:
@@ -126,3 +126,19 @@ def test_a_module_before_the_name_of_a_policy_is_refused(name: str) -> None:
     )
     with pytest.raises(ConfigError, match=expected):
         policy_named(name)
+
+
+class TooFewParameters(FirstCome):
+    def rank(self, state: Any, request: Any) -> Any:  # type: ignore[override]  # the fault
+        return (), state
+
+
+def test_a_method_that_cannot_be_entered_is_named_by_its_definition() -> None:
+    method = TooFewParameters().rank
+    try:
+        method(None, None, 0.0)  # type: ignore[call-arg]  # the fault
+    except TypeError as error:
+        line = raising_line(error, method)
+        unknown = raising_line(error)
+    assert line == f"{__file__}, line {TooFewParameters.rank.__code__.co_firstlineno}"
+    assert unknown == ""
