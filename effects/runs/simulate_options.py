@@ -14,7 +14,7 @@ from minfer.analysis.paired import MIN_DRAWS
 from minfer.effects.runs.arrivals import ArrivalTrace
 from minfer.effects.runs.costs import H200
 from minfer.effects.runs.trace_files import TRACE_FORMATS
-from minfer.policies.builtin import policy_named
+from minfer.policies.builtin import SUMMARIES, policy_named
 from minfer.records.config import SIZES, EngineConfig
 from minfer.records.tiers import HostTier
 from minfer.routing.policies import ROUTING_POLICIES
@@ -102,7 +102,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--scheduling-policy",
         action="append",
         metavar="NAME",
-        help="who goes first, as for minfer serve; may be given several times",
+        help="who goes first; several, to compare them: "
+        + "; ".join(f"{name} ({summary})" for name, summary in SUMMARIES.items())
+        + "; or a class of --policies",
     )
     for name in SIZES:
         option = f"--{name.replace('_', '-')}"

@@ -9,7 +9,7 @@ import pytest
 from attrs import frozen
 from attrs.exceptions import FrozenInstanceError
 
-from minfer.policies.builtin import POLICIES, policy_named
+from minfer.policies.builtin import INCOMPLETE, POLICIES, SUMMARIES, policy_named
 from minfer.policies.mistakes import (
     error_text,
     misnamed_methods,
@@ -142,3 +142,49 @@ def test_a_method_that_cannot_be_entered_is_named_by_its_definition() -> None:
         unknown = raising_line(error)
     assert line == f"{__file__}, line {TooFewParameters.rank.__code__.co_firstlineno}"
     assert unknown == ""
+
+
+class Undecorated(FirstCome):
+    tokens = 2000.0
+
+
+@frozen
+class Decorated(FirstCome):
+    tokens: float = 2000.0
+
+
+def test_what_makes_an_option_is_said_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for kind in (Undecorated, Decorated):
+        monkeypatch.setitem(POLICIES, kind.__name__, kind)
+    expected = "@attrs.frozen above the class, and tokens: float = 1.0 in it"
+    with pytest.raises(ConfigError, match=f"it has none. The options .*{expected}"):
+        policy_named("Undecorated:tokens=9")
+    assert policy_named("Decorated:tokens=9") == Decorated(9.0)
+    with pytest.raises(
+        ConfigError, match=f"it has tokens, written as .*: write {expected[:13]}"
+    ):
+        policy_named("Decorated:pace=9")
+    with pytest.raises(ConfigError, match="fcfs has no option 'tokens'; it has none$"):
+        policy_named("fcfs:tokens=9")
+
+
+def test_a_class_that_is_no_policy_is_named_with_what_it_lacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class NoBase:
+        def rank(self, state: Any, request: Any, time: float) -> Any:
+            return (time,), state
+
+    monkeypatch.setitem(INCOMPLETE, "NoBase", NoBase)
+    expected = (
+        r"lacks the base FirstCome, start, requeue_rank, .* class NoBase\(FirstCome"
+    )
+    with pytest.raises(ConfigError, match=expected):
+        policy_named("NoBase")
+
+
+def test_each_policy_of_minfer_has_a_summary() -> None:
+    names = [name for name, kind in POLICIES.items() if kind.__module__[:7] == "minfer."]
+    assert [*SUMMARIES] == names
