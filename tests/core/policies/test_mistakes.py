@@ -166,7 +166,7 @@ def test_what_makes_an_option_is_said_where_there_is_none(
         ConfigError, match=f"it has tokens, written as .*: write {expected[:13]}"
     ):
         policy_named("Decorated:pace=9")
-    with pytest.raises(ConfigError, match="fcfs has no option 'tokens'; it has none$"):
+    with pytest.raises(ConfigError, match=r"fcfs has no option 'tokens'; it has none$"):
         policy_named("fcfs:tokens=9")
 
 
