@@ -10,6 +10,7 @@ import pytest
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.runs.costs import H200
+from minfer.effects.runs.simulate_compare import difference_lines, differences
 from minfer.effects.runs.simulate_recorded import CLOSED_LOOP
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit
@@ -76,6 +77,31 @@ def test_where_nothing_waits_policies_cannot_differ(
     )
     remarks = reported(capsys, BUSY, *FULL, *TWO)["remarks"]
     assert remarks == []
+
+
+@pytest.mark.parametrize(
+    ("before", "gaps", "expected"),
+    [
+        (500.0, (-0.2, -0.3, -0.7), "500 -0.3 [-0.7, -0.2] lower, by 0.06% ("),
+        (500.0, (-0.002, -0.3, -0.7), "500 -0.300 [-0.700, -0.002] lower, by 0.06% ("),
+        (500.0, (-0.1, -0.01, 0.2), "500 +0.0 [-0.1, +0.2] noise ("),
+        (500.0, (-0.1, 0.0, 0.0), "500 +0.0 [-0.1, +0.0] noise ("),
+        (500.0, (0.0, 0.0, 0.0), "500 +0 [+0, +0] equal ("),
+        (500.0, (1e-9, 0.02, 7.0), "higher, by less than 0.01% ("),
+        (500.0, (-7.0, -6.0, -5.0), "500 -6 [-7, -5] lower ("),
+        (500.0, (-4.0, -3.0, -2.0), "500 -3 [-4, -2] lower, by 0.60% ("),
+        (0.0, (0.1, 0.2, 0.3), "0 +0.2 [+0.1, +0.3] higher ("),
+    ],
+)
+def test_small_differences_are_readable(
+    before: float, gaps: tuple[float, float, float], expected: str
+) -> None:
+    low, middle, high = sorted(gaps)
+    baseline = [{"tokens_per_second": before, "groups": {}}] * 7
+    draws = (low, middle, middle, middle, middle, middle, high)
+    others = [{"tokens_per_second": before + gap, "groups": {}} for gap in draws]
+    _, line = difference_lines("other", differences(baseline, others), 7)
+    assert expected in " ".join(line.split())
 
 
 # --- replicas and tiers -----------------------------------------------------------------
