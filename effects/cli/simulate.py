@@ -27,6 +27,7 @@ COMMON: Final = (
     "--find",
     "--mix",
     "--seeds",
+    "--first-seed",
     "--replicas",
     "--cost",
     "--fit",

@@ -129,7 +129,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         choices=("max-num-seqs", "num-blocks", "block-size", "speed"),
         help="the smallest (of speed: the greatest) with which they are",
     )
-    add("--mix", type=int, metavar="SEED", help="draw clients, priorities and deadlines")
+    add(
+        "--first-seed",
+        type=_seed,
+        metavar="SEED",
+        help="of --seeds: the first of them (default: the seed of a distribution, or 0); "
+        "others show whether a difference is there again",
+    )
+    add(
+        "--mix", type=_seed, metavar="SEED", help="draw clients, priorities and deadlines"
+    )
     _add_files(parser)
     add("--json", action="store_true", help="print all figures as JSON")
 
@@ -182,6 +191,14 @@ def _reader(kind: type, takes_list: bool = False) -> Callable[[str], Any]:
     return read
 
 
+def _seed(text: str) -> int:
+    """A seed; not below 0, as Python draws the same for -1 as for 1."""
+    with contextlib.suppress(ValueError):
+        if 0 <= int(text) < _UPPER_LIMIT:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
+
+
 def check_options(options: argparse.Namespace, cases: list[Case]) -> None:
     """Raise ConfigError for options that conflict."""
     level = min(options.slo_ttft, options.slo_tpot) < math.inf
@@ -192,6 +209,8 @@ def check_options(options: argparse.Namespace, cases: list[Case]) -> None:
         )
     if options.seeds is not None and (options.find or options.journal):
         raise ConfigError("--seeds goes neither with --find nor with --journal")
+    if options.first_seed is not None and options.seeds is None:
+        raise ConfigError("--first-seed needs --seeds: how many there are")
     if options.host_page_seconds is not None and options.host_blocks is None:
         raise ConfigError("--host-page-seconds needs --host-blocks: how many there are")
     if options.replicas > 1:
