@@ -81,7 +81,8 @@ class Policy(Protocol):
         rank, until `requeue_rank` is called after a preemption. `time` is the time of
         this turn in seconds, on a clock that begins anywhere. To age requests, add a
         constant of the request to its arrival, as in `(time + 10 * request.priority,)`:
-        it then goes before those of the next priority that arrived up to 10 s earlier.
+        it then goes before those of the next, less urgent priority that came up to 10 s
+        earlier.
 
         For one that brings a place along (`Continuation.place`), only the new state is
         used.
