@@ -27,7 +27,6 @@ COMMON: Final = (
     "--find",
     "--mix",
     "--seeds",
-    "--first-seed",
     "--replicas",
     "--cost",
     "--fit",

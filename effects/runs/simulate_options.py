@@ -57,7 +57,8 @@ _NUMBERS: Final = (
         int,
         None,
         "compare the policies under this number of loads like TRACE: medians, "
-        f"intervals, and which differences are noise; at least {MIN_DRAWS}",
+        f"intervals, and which differences are noise; at least {MIN_DRAWS} (others with "
+        "--first-seed)",
     ),
     _NumberOption("--replicas", int, 1, "engines behind a router (default: 1)"),
     _NumberOption(
