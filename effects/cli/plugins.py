@@ -5,6 +5,7 @@ be read from journals that were recorded with them.
 """
 
 import argparse
+import inspect
 import os
 import sys
 from importlib import import_module
@@ -13,8 +14,8 @@ from typing import Any
 import attrs
 
 from minfer.journal.codec import RECORDS
-from minfer.policies.builtin import POLICIES
-from minfer.policies.mistakes import misnamed_methods
+from minfer.policies.builtin import INCOMPLETE, POLICIES
+from minfer.policies.mistakes import METHODS, misnamed_methods
 
 
 def policies_option(parser: argparse.ArgumentParser, default: str | None) -> None:
@@ -44,9 +45,21 @@ def register_policies(module: str) -> str:
             f"{module} cannot be imported: {error!r}"
         ) from None
     for member in members.values():
-        if isinstance(member, type) and attrs.has(member):
+        if not isinstance(member, type):
+            continue
+        if attrs.has(member):
             _register(member, module)
+        if member.__module__ == module and member not in POLICIES.values():
+            _note_incomplete(member)
     return module
+
+
+def _note_incomplete(kind: type) -> None:
+    """Remember a class that is no policy but has methods of one, for the error that names
+    it.
+    """
+    if any(inspect.isfunction(vars(kind).get(method)) for method in METHODS):
+        INCOMPLETE[kind.__name__] = kind
 
 
 def _register(policy_class: type, module: str) -> None:
@@ -58,5 +71,5 @@ def _register(policy_class: type, module: str) -> None:
         )
     if hasattr(kind, "victim"):  # which every policy has
         POLICIES[name] = kind
-        for sentence in misnamed_methods(kind):
+        for sentence in misnamed_methods(kind).values():
             print(f"minfer: {sentence}", file=sys.stderr)

@@ -44,7 +44,11 @@ from minfer.effects.runs.explain_routing import (
 from minfer.effects.runs.explain_search import render_search, search_figures
 from minfer.effects.runs.explain_verdict import verdict
 from minfer.effects.runs.explain_words import cause_of
-from minfer.effects.runs.policy_overrides import strict_option, warn_of_overrides
+from minfer.effects.runs.policy_overrides import (
+    counts_of,
+    strict_option,
+    warn_of_overrides,
+)
 from minfer.effects.runs.recorded import machine_of, note_torn, read_each, wire_name
 from minfer.effects.runs.report import draft_figures
 from minfer.effects.runs.run_verdict import run_verdict
@@ -205,7 +209,9 @@ def _list_requests(options: argparse.Namespace) -> int:
     """List the requests of every run; returns the exit code. Raises JournalError."""
 
     def find(run: RunFiles) -> _Listing:
-        journal, overrides = run.open(), OverrideCounts(options.strict_policy)
+        journal = run.open()
+        strict = options.strict_policy
+        overrides = counts_of(journal.config.policy, strict=strict)
         turns = overrides.fold_turns(journal.turns())
         config = journal.config
         requests = list_requests(config, turns, run.name, machine_of(journal))
@@ -256,7 +262,8 @@ def _explain_in(run: RunFiles, name: str, *, strict: bool) -> list[dict[str, Any
     """
     if not run.contains(answer_of(name)):
         return []
-    journal, overrides = run.open(), OverrideCounts(strict)
+    journal = run.open()
+    overrides = counts_of(journal.config.policy, strict=strict)
     explanations = _requests_in(journal, name, overrides)
     warn_of_overrides(run.name, journal.config.policy, overrides)
     if not explanations:

@@ -16,8 +16,19 @@ def strict_option(parser: argparse.ArgumentParser) -> None:
         "--strict-policy",
         action="store_true",
         help="end with an error at the first answer of the scheduling policy that cannot "
-        "be used (default: go on as first come, first served, count, and warn)",
+        "be used, and at a method that the engine never calls, as its name is nearly one "
+        "of the protocol's (default: go on as first come, first served, count, and warn)",
     )
+
+
+def counts_of(policy: object, *, strict: bool) -> OverrideCounts:
+    """New counts of a policy's overrides. Raises PolicyOverrideError, if `strict`, for a
+    method that the engine never calls.
+    """
+    counts = OverrideCounts(strict)
+    if strict:  # otherwise `--policies` has warned
+        counts.check_methods(policy)
+    return counts
 
 
 def warn_of_overrides(source: object, policy: object, counts: OverrideCounts) -> None:

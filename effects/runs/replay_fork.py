@@ -13,6 +13,7 @@ from typing import Any, Final
 from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.runs.costs import H200, fit, measured_steps, read_cost
 from minfer.effects.runs.policy_overrides import (
+    counts_of,
     warn_of_overrides,
     without_python_warnings,
 )
@@ -26,7 +27,6 @@ from minfer.effects.runs.simulate_drafts import (
     with_drafts,
 )
 from minfer.effects.runs.simulate_options import with_block_size, with_blocks
-from minfer.journal.overrides import OverrideCounts
 from minfer.journal.replay import Journal
 from minfer.policies.builtin import policy_named
 from minfer.records.config import SIZES, EngineConfig
@@ -145,7 +145,9 @@ def print_fork(journal: Journal, options: argparse.Namespace) -> int:
     """Fork a run and print the results; returns the exit code."""
     fork_turn = journal.count if options.at is None else options.at
     strict = options.strict_policy
-    recorded = Report(journal.config, overrides=OverrideCounts(strict))
+    recorded = Report(
+        journal.config, overrides=counts_of(journal.config.policy, strict=strict)
+    )
     cost = with_draft_cost(options, _step_cost(journal, options, recorded, fork_turn))
     change = change_of(journal, options, cost)
     results = {"recorded": recorded.figures()}
@@ -209,7 +211,9 @@ def _fork_report(
     """The report of a fork that begins at a time; its turns but the first `skip` are
     saved, if a file is named. Raises PolicyOverrideError, if it is strict.
     """
-    report = Report(forked.config, overrides=OverrideCounts(strict))
+    report = Report(
+        forked.config, overrides=counts_of(forked.config.policy, strict=strict)
+    )
     for since, request in forked.resumed:  # they have waited, and may have had tokens
         report.note_arrival(request.id, since)
         if request.output:

@@ -9,10 +9,9 @@ from typing import Any, Final
 from attrs import asdict
 
 from minfer.effects.live.engine.interpreter import paused_collector
-from minfer.effects.runs.policy_overrides import warn_of_overrides
+from minfer.effects.runs.policy_overrides import counts_of, warn_of_overrides
 from minfer.effects.runs.replay_state import summary_line
 from minfer.effects.runs.report import Report
-from minfer.journal.overrides import OverrideCounts
 from minfer.journal.replay import DivergenceError, Journal
 from minfer.journal.turns import EngineRaisedError
 
@@ -37,7 +36,9 @@ def verify_run(
     Overrides of the policy are counted, and a warning about the run `name`; with
     `strict`, the first raises PolicyOverrideError.
     """
-    report = Report(journal.config, overrides=OverrideCounts(strict))
+    report = Report(
+        journal.config, overrides=counts_of(journal.config.policy, strict=strict)
+    )
     divergence = raised = None
     begin = time.perf_counter()
     with paused_collector():

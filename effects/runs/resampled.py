@@ -7,13 +7,14 @@ between them, their lengths and their common prefixes: bursts stay bursts. A par
 drawn again has prefixes of its own, or its prompts would hit the cache as none did.
 """
 
+from collections.abc import Iterable
 from random import Random
 from typing import Final
 
 from attrs import evolve
 
 from minfer.effects.runs.arrivals import ArrivalTrace, TraceRow
-from minfer.effects.runs.trace_files import GENERATED, read_trace
+from minfer.effects.runs.trace_files import GENERATED, read_trace, seed_of
 from minfer.values.checks import ConfigError
 
 BLOCKS: Final = 20  # parts of a trace
@@ -33,6 +34,25 @@ def resampled(
     if source.startswith(GENERATED):
         return read_trace(f"{source},seed={seed}", max_requests, divide)
     return ArrivalTrace(_drawn_rows(trace.rows, Random(seed)))  # noqa: S311 - no secret
+
+
+def first_seed(source: str, given: int | None) -> int:
+    """The seed of the first load: that of the option, or of the distribution. Raises
+    ConfigError.
+    """
+    own = seed_of(source)
+    if own is None or given is None:
+        return own or given or 0
+    raise ConfigError(f"--first-seed {given}: {source} gives the first seed, too")
+
+
+def pace_range(loads: Iterable[ArrivalTrace]) -> str:
+    """By how much the pace of loads differs, in words; nothing if one has no duration."""
+    spans = [(len(load.rows), load.rows[-1].time) for load in loads]
+    if not all(span for _, span in spans):
+        return ""
+    rates = [count / span for count, span in spans]
+    return f"; from {min(rates):.3g} to {max(rates):.3g} requests a second"
 
 
 def how_drawn(source: str) -> str:

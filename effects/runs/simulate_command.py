@@ -14,8 +14,8 @@ from attrs import define, evolve, field, frozen
 
 from minfer.analysis.paired import MIN_DRAWS
 from minfer.effects.runs.arrivals import ArrivalTrace
-from minfer.effects.runs.policy_overrides import strict_option
-from minfer.effects.runs.resampled import how_drawn, resampled
+from minfer.effects.runs.policy_overrides import counts_of, strict_option
+from minfer.effects.runs.resampled import first_seed, how_drawn, pace_range, resampled
 from minfer.effects.runs.simulate_compare import (
     METHOD,
     difference_figures,
@@ -101,7 +101,10 @@ COLUMNS: Final = (
 )
 LEGEND: Final = (
     "in seconds: TTFT, to the first token; TPOT, for each after it; ITL, between two; "
-    "took, to simulate; overrides: answers of the policy that could not be used"
+    "took, to simulate; overrides: answers of the policy that could not be used\n"
+    "running: sequences that run at once, on average; busy: the share of the time with a "
+    "step under way; refused: could never have run, as what is too long; unserved: "
+    "neither refused nor ended when nothing could go on"
 )
 
 
@@ -131,16 +134,19 @@ def _simulate(options: argparse.Namespace) -> int:
     cost = choose_cost(options, trace)
     cost = evolve(cost, model=with_draft_cost(options, cost.model))
     loads = _loads(trace, options)
-    longest = max(max(load.sizes) for load in loads)
+    longest = max(max(load.sizes) for load in loads.values())
     cases = cases_of(trace, options, cost.model, longest)
     cases = cases_with_drafts(cases, options, cost.model)
     check_options(options, cases)
+    for case in cases:  # before the first is run
+        counts_of(case.config.policy, strict=options.strict_policy)
     about_drafts = draft_remarks(
         cases, options, draft_results(options, trace), cost.model
     )
     runs = _Runs(trace, cost.model, options, bool(about_drafts))
     if not options.json:
-        print("\n".join(filter(None, (*_heading(trace, cost, options), about_drafts))))
+        heading = _heading(trace, cost, options, cases, loads)
+        print("\n".join(filter(None, (*heading, about_drafts))))
         print(runs.titles)
     recorded = recorded_run(options, trace)
     if recorded is not None:
@@ -166,11 +172,13 @@ def _simulate(options: argparse.Namespace) -> int:
             value = "nothing that was tried" if best is None else f"{best:g}"
             share = f"{options.slo_share:.1%}"
             print(f"{options.find} with which {share} are good: {value}")
+    if runs.interrupted:
+        raise KeyboardInterrupt
     return int(bool(options.find) and best is None)
 
 
 def _run_all(
-    runs: "_Runs", cases: list[Case], loads: list[ArrivalTrace], longest: int
+    runs: "_Runs", cases: list[Case], loads: dict[int, ArrivalTrace], longest: int
 ) -> float | None:
     """Run what the options ask for; returns what `--find` has found."""
     if runs.options.find:
@@ -203,25 +211,29 @@ def _about(options: argparse.Namespace, trace: ArrivalTrace, cost: ChosenCost) -
     }
 
 
-def _loads(trace: ArrivalTrace, options: argparse.Namespace) -> list[ArrivalTrace]:
-    """The trace; with `--seeds`, the load of each seed. Raises ConfigError."""
+def _loads(trace: ArrivalTrace, options: argparse.Namespace) -> dict[int, ArrivalTrace]:
+    """With `--seeds`, the load of each seed; else the trace. Raises ConfigError."""
     if options.seeds is None:
-        return [trace]
+        return {0: trace}
     if options.seeds < MIN_DRAWS:
         raise ConfigError(
             f"--seeds must be {MIN_DRAWS} or more, not {options.seeds}: with fewer no "
             "interval covers a median in 95% of cases"
         )
-    return [
-        resampled(options.trace, trace, seed, options.requests, options.divide)
-        for seed in range(options.seeds)
-    ]
+    first = first_seed(options.trace, options.first_seed)
+    return {
+        seed: resampled(options.trace, trace, seed, options.requests, options.divide)
+        for seed in range(first, first + options.seeds)
+    }
 
 
 def _remarks(
     runs: "_Runs", recorded: tuple[Figures, bool] | None, cases: list[Case]
 ) -> Iterator[str]:
     """What a reader must know of the rows before comparing them."""
+    if runs.interrupted:
+        seeds = f"{len(runs.by_case[0])} of {runs.options.seeds} seeds"
+        yield f"interrupted: all figures are of the first {seeds}"
     yield from remarks(runs.names, runs.by_case)
     if recorded is None:
         return
@@ -234,7 +246,11 @@ def _remarks(
 
 
 def _heading(
-    trace: ArrivalTrace, cost: ChosenCost, options: argparse.Namespace
+    trace: ArrivalTrace,
+    cost: ChosenCost,
+    options: argparse.Namespace,
+    cases: list[Case],
+    loads: dict[int, ArrivalTrace],
 ) -> Iterator[str]:
     """Lines on the table's trace, its assumptions, and its columns."""
     count = len(trace.sizes)
@@ -242,17 +258,35 @@ def _heading(
     yield f"what steps cost: {cost.model.name}"
     yield f"  {cost.reason}"
     if trace.config is None:
-        yield "sizes that no option gives suit a 7B model on one H200"
+        yield f"{_sizes(cases)}; those that no option gives suit a 7B model on one H200"
     else:
-        yield "sizes and the policy that no option gives are those of the recorded run"
+        yield f"{_sizes(cases)}; those that no option gives, and the policy, are recorded"
     if options.seeds:
-        yield f"{options.seeds} seeds, rows are medians; {how_drawn(options.trace)}"
+        yield (
+            f"{options.seeds} seeds, {min(loads)} to {max(loads)}; rows are medians; "
+            f"{how_drawn(options.trace)}{pace_range(loads.values())}"
+        )
     if options.host_blocks is not None:
         yield from _host_lines(options)
     yield LEGEND
     yield _good_columns(options.slo_ttft, options.slo_tpot)
     if trace.rows and options.scheduling_policy and options.mix is None:
         yield "no request has a client, a priority or a deadline; --mix SEED draws some"
+
+
+def _sizes(cases: list[Case]) -> str:
+    """The sizes of engines, in words."""
+    blocks, block_size, seqs, tokens = (
+        " or ".join(f"{value:,}" for value in dict.fromkeys(values))
+        for values in zip(
+            *([getattr(case.config, size) for size in SIZES] for case in cases),
+            strict=True,
+        )
+    )
+    return (
+        f"sizes: {blocks} blocks of {block_size} tokens, {seqs} sequences at once, "
+        f"{tokens} tokens a step"
+    )
 
 
 def _host_lines(options: argparse.Namespace) -> Iterator[str]:
@@ -291,6 +325,7 @@ class _Runs:
     by_case: list[list[Figures]] = field(factory=list)  # and by seed
     names: list[str] = field(factory=list)  # of the cases
     differences: list[Figures] = field(factory=list)
+    interrupted: bool = False  # some seeds were not run
     columns: list[Column] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -309,27 +344,52 @@ class _Runs:
 
     def run_case(self, case: Case) -> bool:
         """Run a case; whether enough of its requests were good."""
-        figures = run(self.trace, case, self.cost, self.options, self.options.mix)
+        options = self.options
+        figures = run(
+            self.trace, case, self.cost, options, options.mix, name=options.trace
+        )
         self._keep(case, [figures])
         self.show(figures)
         self._show_groups(figures)
         return bool((figures["good"] or 0.0) >= self.options.slo_share)
 
-    def run_seeds(self, cases: list[Case], loads: list[ArrivalTrace]) -> None:
-        """Run each case under all loads; show medians, and differences from the
-        first.
+    def run_seeds(self, cases: list[Case], loads: dict[int, ArrivalTrace]) -> None:
+        """Run all cases under each load; show medians, and differences from the first.
+
+        After an interrupt (Ctrl-C) they are those of the loads that are complete, if
+        these are enough.
         """
-        for case in cases:
-            runs = list[Figures]()
-            for seed, load in enumerate(loads):
-                mix = None if self.options.mix is None else self.options.mix + seed
-                # Once for a policy; each run has its count.
-                warns = not any(row["overrides"]["count"] for row in runs)
-                figures = run(load, case, self.cost, self.options, mix, warns=warns)
-                runs.append({"seed": seed, **figures})
-            self._keep(case, runs)
-            self.show(medians(runs))
-            self._show_groups(medians(runs))
+        by_case = [list[Figures]() for _ in cases]
+        try:
+            for seed, load in loads.items():
+                for case, runs in zip(cases, by_case, strict=True):
+                    runs.append(self._run_seed(case, seed, load, runs))
+        except KeyboardInterrupt:
+            if len(by_case[-1]) < MIN_DRAWS:
+                raise
+            self.interrupted = True
+        num_seeds = len(by_case[-1])
+        for case, runs in zip(cases, by_case, strict=True):
+            row = medians(runs[:num_seeds])
+            self._keep(case, runs[:num_seeds])
+            self.show(row)
+            self._show_groups(row)
+        self._compare(num_seeds)
+
+    def _run_seed(
+        self, case: Case, seed: int, load: ArrivalTrace, earlier: list[Figures]
+    ) -> Figures:
+        """Run a case under the load of a seed; `earlier` are its runs so far."""
+        options = self.options
+        mix = None if options.mix is None else options.mix + seed
+        # A policy is warned of once; each run has its count.
+        warns = not any(row["overrides"]["count"] for row in earlier)
+        name = f"{options.trace}, seed {seed}" if warns else None
+        figures = run(load, case, self.cost, options, mix, name=name)
+        return {"seed": seed, **figures}
+
+    def _compare(self, num_seeds: int) -> None:
+        """Show the differences of the cases from the first."""
         baseline, *others = self.by_case
         if others and not self.options.json:
             print(f"\n{METHOD}")
@@ -344,7 +404,7 @@ class _Runs:
             )
             if not self.options.json:
                 title = f"{name}, from {self.names[0]}"
-                print("\n".join(difference_lines(title, found, len(loads))))
+                print("\n".join(difference_lines(title, found, num_seeds)))
 
     def _keep(self, case: Case, runs: list[Figures]) -> None:
         self.figures += runs

@@ -22,8 +22,12 @@ Figures = dict[str, Any]
 METHOD: Final = (
     "differences from the first row, paired by seed: the median, and an interval that "
     "covers it in 95% of cases (sign test); noise: the interval has 0 in it. Of 20 "
-    "figures that do not differ, about one is called higher or lower"
+    "figures that do not differ, about one is called higher or lower. By how much is "
+    "said of a difference below 1% of the first row. Medians of differences are not "
+    "differences of medians"
 )
+_MORE_DECIMALS: Final = 6  # at most, of a difference
+_SMALL: Final = 0.01  # of the first row: a difference whose size the verdict says
 
 
 @frozen
@@ -32,20 +36,25 @@ class ComparedFigure:
 
     title: str
     path: tuple[str, ...]  # in the figures
-    form: str  # as a format
+    decimals: int
+    kind: str = "f"  # of format: a number, or a share in %
+
+    def text(self, value: float, more: int = 0, sign: str = "") -> str:
+        """A value with the figure's decimals, and `more`."""
+        return f"{value:{sign}z,.{self.decimals + more}{self.kind}}"
 
 
 COMPARED: Final = (
-    ComparedFigure("tok/s", ("tokens_per_second",), ",.0f"),
-    ComparedFigure("TTFT p50", ("ttft", "p50"), ".4f"),
-    ComparedFigure("TTFT p99", ("ttft", "p99"), ".4f"),
-    ComparedFigure("TPOT p50", ("tpot", "p50"), ".5f"),
-    ComparedFigure("TPOT p99", ("tpot", "p99"), ".5f"),
-    ComparedFigure("ITL p99", ("itl", "p99"), ".5f"),
-    ComparedFigure("good", ("good",), ".2%"),
-    ComparedFigure("good/s", ("goodput",), ".3f"),
-    ComparedFigure("hits", ("hit_share",), ".2%"),
-    ComparedFigure("preempted", ("preemptions",), ",.0f"),
+    ComparedFigure("tok/s", ("tokens_per_second",), 0),
+    ComparedFigure("TTFT p50", ("ttft", "p50"), 4),
+    ComparedFigure("TTFT p99", ("ttft", "p99"), 4),
+    ComparedFigure("TPOT p50", ("tpot", "p50"), 5),
+    ComparedFigure("TPOT p99", ("tpot", "p99"), 5),
+    ComparedFigure("ITL p99", ("itl", "p99"), 5),
+    ComparedFigure("good", ("good",), 2, "%"),
+    ComparedFigure("good/s", ("goodput",), 3),
+    ComparedFigure("hits", ("hit_share",), 2, "%"),
+    ComparedFigure("preempted", ("preemptions",), 0),
 )
 _BY_GROUP: Final = ("p50", "p99")
 
@@ -68,6 +77,36 @@ class Difference:
         if not self.difference.excludes_zero:
             return "noise"
         return "lower" if self.difference.median < 0 else "higher"
+
+    @property
+    def small_size(self) -> str:
+        """The size of a difference that is no noise, if it is small."""
+        base = abs(self.baseline.median)
+        share = abs(self.difference.median) / base if base else 1.0
+        if not self.difference.excludes_zero or share >= _SMALL:
+            return ""
+        size = f"{share:.2%}"
+        return f", by {'less than 0.01%' if size == '0.00%' else size}"
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The median and the ends of the interval, with as many decimals as it takes that
+        ends do not look like 0: both, or of noise one.
+        """
+        gap = self.difference
+        ends = [end for end in (gap.low, gap.high) if end]
+        texts = tuple[str, ...]()
+        for more in range(_MORE_DECIMALS + 1):
+            values = (gap.median, gap.low, gap.high)
+            texts = tuple([self.figure.text(value, more, "+") for value in values])
+            seen = [_looks_like_zero(self.figure.text(end, more)) for end in ends]
+            if not (all(seen) if self.verdict == "noise" else any(seen)):
+                break
+        return texts
+
+
+def _looks_like_zero(text: str) -> bool:
+    return not any(digit in text for digit in "123456789")
 
 
 def value_at(figures: Mapping[str, Any], path: tuple[str, ...]) -> Any:
@@ -108,7 +147,7 @@ def _grouped(runs: list[Figures]) -> Iterator[ComparedFigure]:
             for q in _BY_GROUP:
                 title = f"TTFT {q}, {name} {value or 'none'}"
                 path = ("groups", name, value, "ttft", q)
-                yield ComparedFigure(title, path, ".4f")
+                yield ComparedFigure(title, path, 4)
 
 
 def difference_lines(name: str, found: list[Difference], seeds: int) -> Iterator[str]:
@@ -116,13 +155,12 @@ def difference_lines(name: str, found: list[Difference], seeds: int) -> Iterator
     yield f"{name}:"
     width = max(len(difference.figure.title) for difference in found)
     for difference in found:
-        form, gap = difference.figure.form, difference.difference
-        signed = [f"{value:+{form}}" for value in (gap.median, gap.low, gap.high)]
-        base = f"{difference.baseline.median:{form}}"
+        median_text, low, high = difference.texts
+        base = difference.figure.text(difference.baseline.median)
         higher = seeds - difference.lower - difference.equal
         yield (
-            f"  {difference.figure.title:<{width}}  {base:>10}  {signed[0]:>10}  "
-            f"[{signed[1]}, {signed[2]}]  {difference.verdict}"
+            f"  {difference.figure.title:<{width}}  {base:>10}  {median_text:>10}  "
+            f"[{low}, {high}]  {difference.verdict}{difference.small_size}"
             f" (lower in {difference.lower} of {seeds}, higher in {higher})"
         )
 

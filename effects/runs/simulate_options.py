@@ -14,7 +14,7 @@ from minfer.analysis.paired import MIN_DRAWS
 from minfer.effects.runs.arrivals import ArrivalTrace
 from minfer.effects.runs.costs import H200
 from minfer.effects.runs.trace_files import TRACE_FORMATS
-from minfer.policies.builtin import policy_named
+from minfer.policies.builtin import SUMMARIES, policy_named
 from minfer.records.config import SIZES, EngineConfig
 from minfer.records.tiers import HostTier
 from minfer.routing.policies import ROUTING_POLICIES
@@ -57,7 +57,8 @@ _NUMBERS: Final = (
         int,
         None,
         "compare the policies under this number of loads like TRACE: medians, "
-        f"intervals, and which differences are noise; at least {MIN_DRAWS}",
+        f"intervals, and which differences are noise; at least {MIN_DRAWS} (others with "
+        "--first-seed)",
     ),
     _NumberOption("--replicas", int, 1, "engines behind a router (default: 1)"),
     _NumberOption(
@@ -102,7 +103,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--scheduling-policy",
         action="append",
         metavar="NAME",
-        help="who goes first, as for minfer serve; may be given several times",
+        help="who goes first; several, to compare them: "
+        + "; ".join(f"{name} ({summary})" for name, summary in SUMMARIES.items())
+        + "; or a class of --policies",
     )
     for name in SIZES:
         option = f"--{name.replace('_', '-')}"
@@ -127,7 +130,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         choices=("max-num-seqs", "num-blocks", "block-size", "speed"),
         help="the smallest (of speed: the greatest) with which they are",
     )
-    add("--mix", type=int, metavar="SEED", help="draw clients, priorities and deadlines")
+    add(
+        "--first-seed",
+        type=_seed,
+        metavar="SEED",
+        help="of --seeds: the first of them (default: the seed of a distribution, or 0); "
+        "others show whether a difference is there again",
+    )
+    add(
+        "--mix", type=_seed, metavar="SEED", help="draw clients, priorities and deadlines"
+    )
     _add_files(parser)
     add("--json", action="store_true", help="print all figures as JSON")
 
@@ -180,6 +192,14 @@ def _reader(kind: type, takes_list: bool = False) -> Callable[[str], Any]:
     return read
 
 
+def _seed(text: str) -> int:
+    """A seed; not below 0, as Python draws the same for -1 as for 1."""
+    with contextlib.suppress(ValueError):
+        if 0 <= int(text) < _UPPER_LIMIT:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
+
+
 def check_options(options: argparse.Namespace, cases: list[Case]) -> None:
     """Raise ConfigError for options that conflict."""
     level = min(options.slo_ttft, options.slo_tpot) < math.inf
@@ -190,6 +210,8 @@ def check_options(options: argparse.Namespace, cases: list[Case]) -> None:
         )
     if options.seeds is not None and (options.find or options.journal):
         raise ConfigError("--seeds goes neither with --find nor with --journal")
+    if options.first_seed is not None and options.seeds is None:
+        raise ConfigError("--first-seed needs --seeds: how many there are")
     if options.host_page_seconds is not None and options.host_blocks is None:
         raise ConfigError("--host-page-seconds needs --host-blocks: how many there are")
     if options.replicas > 1:

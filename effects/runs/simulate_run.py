@@ -13,6 +13,7 @@ from minfer.effects.live.engine.interpreter import paused_collector
 from minfer.effects.live.journal.journal_files import write_journal
 from minfer.effects.runs.arrivals import ArrivalTrace
 from minfer.effects.runs.policy_overrides import (
+    counts_of,
     warn_of_overrides,
     without_python_warnings,
 )
@@ -43,14 +44,15 @@ def run(
     options: argparse.Namespace,
     mix: int | None = None,
     *,
-    warns: bool = True,
+    name: str | None = None,
 ) -> Figures:
     """Simulate the trace once, with clients drawn by the seed `mix`; returns the settings
-    and the results. `warns`: of policy overrides, if there are any.
+    and the results. `name` is that of the run in a warning of policy overrides; None
+    gives none.
     """
     config = case.config
     settings = _settings(case, options)
-    overrides = OverrideCounts(options.strict_policy)
+    overrides = counts_of(config.policy, strict=options.strict_policy)
     arrivals = trace.arrivals(config.block_size, case.speed, mix)
     shown = tqdm(
         arrivals, settings["policy"], len(trace.sizes), leave=False, disable=None
@@ -61,8 +63,8 @@ def run(
             figures = _run_replicas(trace, case, cost, options, overrides, shown)
         else:
             figures = _run_engine(trace, case, cost, options, overrides, shown, settings)
-    if warns:
-        warn_of_overrides(options.trace, config.policy, overrides)
+    if name is not None:
+        warn_of_overrides(name, config.policy, overrides)
     return {**settings, **figures, "simulated_in": time.perf_counter() - begin}
 
 

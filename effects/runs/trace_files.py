@@ -57,6 +57,19 @@ _PARAMETERS: Final = {
 }
 
 
+def seed_of(source: str) -> int | None:
+    """The seed that a distribution gives, None if it gives none or for another trace.
+    Raises TraceError.
+    """
+    settings = source.removeprefix(GENERATED).split(",")
+    if not source.startswith(GENERATED):
+        return None
+    if not any(setting.startswith("seed=") for setting in settings):
+        return None
+    seed: int = _read_parameters(source)["seed"]
+    return seed
+
+
 def read_trace(
     source: str, max_requests: int | None = None, divide: int = 1
 ) -> ArrivalTrace:

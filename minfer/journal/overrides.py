@@ -11,14 +11,16 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from minfer.policies.mistakes import PolicyWarning
+from minfer.policies.mistakes import PolicyWarning, misnamed_methods
 from minfer.records.messages import PolicyOverride
 from minfer.records.state import Turn
 from minfer.values.checks import ConfigError
 
 
 class PolicyOverrideError(ConfigError):
-    """An answer of a scheduling policy could not be used, where that is an error."""
+    """An answer of a scheduling policy could not be used, or a method has nearly the name
+    of one of the protocol and is never called, where that is an error.
+    """
 
 
 @frozen
@@ -43,7 +45,8 @@ class FirstOverride:
 class OverrideCounts:
     """The policy overrides of the turns that were folded.
 
-    With `strict`, the first raises PolicyOverrideError.
+    With `strict`, the first raises PolicyOverrideError; so does a method that the engine
+    never calls, before any turn.
     """
 
     strict: bool = False
@@ -54,6 +57,15 @@ class OverrideCounts:
     def count(self) -> int:
         """How many there were."""
         return self.by_method.total()
+
+    def check_methods(self, policy: object) -> None:
+        """Warn of a policy's methods that the engine never calls, though their names are
+        nearly the protocol's. Raises PolicyOverrideError, if `strict`.
+        """
+        for sentence in misnamed_methods(type(policy)).values():
+            if self.strict:
+                raise PolicyOverrideError(sentence)
+            warnings.warn(sentence, PolicyWarning, stacklevel=4)
 
     def fold(self, turn: Turn) -> None:
         """Count the overrides of a turn. Raises PolicyOverrideError."""

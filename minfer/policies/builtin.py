@@ -15,6 +15,7 @@ from attrs.exceptions import FrozenInstanceError
 
 from minfer.policies.fair_queue import positive_weights
 from minfer.policies.fair_seats import FairSeats
+from minfer.policies.mistakes import METHODS
 from minfer.records.policy import FIELDS_ADVICE, FirstCome, Load, Policy, Rank
 from minfer.records.request import Request
 from minfer.values.checks import ConfigError, number
@@ -270,20 +271,26 @@ POLICIES: Final[dict[str, type[Policy]]] = {
 }
 
 
+# Who goes first under each of them; the guarantees are in README.md.
+SUMMARIES: Final = {
+    "fcfs": "first come, first served",
+    "priority": "the most urgent, which preempt others",
+    "ageing": "the more urgent, until others have waited too long",
+    "deadline": "the earliest deadline",
+    "shortest": "the least work, until others have waited too long",
+    "fair": "the most urgent, then clients in turn, with equal tokens",
+    "window": "first come, but prefills wait for each other, to start together",
+    "static": "first come, in batches that nobody joins, for comparison",
+}
+# Classes of a user's own with methods of a policy that are no policies.
+INCOMPLETE: Final[dict[str, type]] = {}
+
+
 def policy_named(text: str) -> Policy:
     """The policy for a text such as "ageing:seconds=5,levels=3". Raises ConfigError."""
     name, _, rest = text.partition(":")
     if name not in POLICIES:
-        own = rest.partition(":")[0]
-        if own and "=" not in own:  # a module and a class
-            raise ConfigError(
-                f"scheduling_policy {text!r}: a policy of your own is named by its class "
-                f"alone, and its module by --policies: --policies {name} "
-                f"--scheduling-policy {rest}"
-            )
-        raise ConfigError(
-            f"scheduling_policy must be one of {', '.join(POLICIES)}, not {name!r}"
-        )
+        raise ConfigError(_unknown_policy(text, name, rest))
     kind: Any = POLICIES[name]
     option_types = {
         attribute.name: attribute.type
@@ -294,13 +301,7 @@ def policy_named(text: str) -> Policy:
     for option in rest.split(",") if rest else ():
         key, _, value = option.partition("=")
         if key not in option_types:
-            allowed = (
-                f"it has {', '.join(option_types) or 'none'}, written as in "
-                f"ageing:seconds=5,levels=3"
-            )
-            raise ConfigError(
-                f"scheduling_policy: {name} has no option {key!r}; {allowed}"
-            )
+            raise ConfigError(_unknown_option(name, key, [*option_types]))
         try:
             options[key] = option_types[key](value)
         except ValueError:
@@ -312,3 +313,39 @@ def policy_named(text: str) -> Policy:
     except FrozenInstanceError as error:
         raise ConfigError(f"scheduling_policy {name}: {FIELDS_ADVICE}") from error
     return policy
+
+
+def _unknown_policy(text: str, name: str, rest: str) -> str:
+    """What is wrong with a text whose `name` is that of no policy."""
+    if name in INCOMPLETE:
+        kind = INCOMPLETE[name]
+        lacks = [method for method in METHODS if not hasattr(kind, method)]
+        return (
+            f"scheduling_policy {name}: its class is no policy: it lacks the base "
+            f"FirstCome{''.join(f', {method}' for method in lacks)}. Write class {name}"
+            "(FirstCome), with FirstCome from minfer.policy, which has all methods"
+        )
+    own = rest.partition(":")[0]
+    if own and "=" not in own:  # a module and a class
+        return (
+            f"scheduling_policy {text!r}: a policy of your own is named by its class "
+            f"alone, and its module by --policies: --policies {name} "
+            f"--scheduling-policy {rest}"
+        )
+    return f"scheduling_policy must be one of {', '.join(POLICIES)}, not {name!r}"
+
+
+def _unknown_option(name: str, key: str, options: list[str]) -> str:
+    """What is wrong with an option `key` that a policy does not have."""
+    written = ", written as in ageing:seconds=5,levels=3" if options else ""
+    reason = (
+        f"scheduling_policy: {name} has no option {key!r}; it has "
+        f"{', '.join(options) or 'none'}{written}"
+    )
+    if name in SUMMARIES or not key.isidentifier():
+        return reason
+    return (
+        f"{reason}. The options of a policy of your own are the fields of type int and "
+        f"float of its class: write @attrs.frozen above the class, and {key}: float = "
+        "1.0 in it"
+    )

@@ -82,13 +82,16 @@ def _call_policy(
     default: Any,
 ) -> tuple[Any, EngineState]:
     """The policy's answer as `read` gives it, or `default` if it cannot be used."""
+    ask = None
     try:
-        return read(getattr(config.policy, method)(state.policy, *args)), state
+        ask = getattr(config.policy, method)
+        return read(ask(state.policy, *args)), state
     except _UnusableError as error:
         override = PolicyOverride(method, str(error))
     except Exception as error:  # any error is the policy's and not the engine's
         outcome = f"raised {type(error).__name__}"
-        override = PolicyOverride(method, outcome, _text(error), raising_line(error))
+        line = raising_line(error, ask)
+        override = PolicyOverride(method, outcome, _text(error), line)
     return default, evolve(state, overrides=(*state.overrides, override))
 
 

@@ -37,11 +37,11 @@ def overridden_methods(policy: object) -> tuple[str, ...]:
     )
 
 
-def misnamed_methods(kind: type) -> tuple[str, ...]:
-    """A sentence for each method of a policy's class that nobody calls, and whose name
-    and parameters are nearly those of a method that the class does not have.
+def misnamed_methods(kind: type) -> dict[str, str]:
+    """The methods of a policy's class that nobody calls, and whose name and parameters
+    are nearly those of a method that the class does not have: a sentence for each name.
     """
-    sentences = []
+    sentences = {}
     for name in dir(kind):
         method = inspect.getattr_static(kind, name)
         if name.startswith("_") or name in METHODS or not inspect.isfunction(method):
@@ -50,12 +50,12 @@ def misnamed_methods(kind: type) -> tuple[str, ...]:
         meant = _FORMER_NAMES.get(near[0], near[0]) if near else ""
         if meant and _is_meant(kind, method, meant):
             signature = ", ".join(_parameters(getattr(Policy, meant))[1:])
-            sentences.append(
+            sentences[name] = (
                 f"scheduling policy {kind.__name__}: the engine never calls {name}; the "
                 f"protocol has {meant}({signature}). Rename it, or begin its name with "
                 "_ if it is a helper"
             )
-    return tuple(sentences)
+    return sentences
 
 
 def _is_meant(kind: type, method: Any, meant: str) -> bool:
@@ -81,9 +81,15 @@ def error_text(error: BaseException) -> str:
     return f"{error} {name}: {STATE_ADVICE}"
 
 
-def raising_line(error: BaseException) -> str:
-    """The file and line of code that raised an error: of `self.x = ...`, that line."""
+def raising_line(error: BaseException, method: Any = None) -> str:
+    """The file and line of code that raised an error when `method` was called, and was
+    caught by the caller: of `self.x = ...`, that line; where `method` was not entered, as
+    with a parameter too few, that of its definition.
+    """
     frames = _frames(error)
+    if len(frames) == 1:  # of the caller alone
+        code = getattr(method, "__code__", None)
+        return f"{code.co_filename}, line {code.co_firstlineno}" if code else ""
     if isinstance(error, FrozenInstanceError):
         frames = frames[:-1]  # without the one in attrs
     if not frames:

@@ -74,7 +74,15 @@ class Policy(Protocol):
         return None
 
     def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
-        """Return the rank of a new request in the queue. Lower goes first.
+        """Return the rank of a new request in the queue, and the new state. Lower goes
+        first.
+
+        It is called once for each request, when it arrives; all of its samples have this
+        rank, until `requeue_rank` is called after a preemption. `time` is the time of
+        this turn in seconds, on a clock that begins anywhere. To age requests, add a
+        constant of the request to its arrival, as in `(time + 10 * request.priority,)`:
+        it then goes before those of the next, less urgent priority that came up to 10 s
+        earlier.
 
         For one that brings a place along (`Continuation.place`), only the new state is
         used.

@@ -261,7 +261,8 @@ class Simulation:
     Python's garbage collector is paused while it runs.
 
     `overrides` counts the policy's answers that could not be used, of which the first is
-    a PolicyWarning; with `OverrideCounts(strict=True)` it is a PolicyOverrideError.
+    a PolicyWarning, as is a method with nearly a name of the protocol; with
+    `OverrideCounts(strict=True)` either is a PolicyOverrideError.
     """
 
     config: EngineConfig

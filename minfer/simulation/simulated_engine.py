@@ -5,7 +5,6 @@ alternate, as on a CPU, it begins when its results are collected.
 """
 
 import math
-import warnings
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -16,7 +15,6 @@ from minfer.blocks.prefix import flattened, pages_of
 from minfer.engine import step
 from minfer.journal.overrides import OverrideCounts
 from minfer.journal.turns import Step, wrap_engine_errors
-from minfer.policies.mistakes import PolicyWarning, misnamed_methods
 from minfer.records.config import EngineConfig
 from minfer.records.messages import (
     AdapterLoaded,
@@ -177,7 +175,8 @@ class _SimulatedLoads:
 class SimulatedEngine:
     """An engine and its device on a virtual clock: `due`, `take`, `launch`, and again.
 
-    The first override of the policy is a PolicyWarning, or an error, see `overrides`.
+    The first override of the policy is a PolicyWarning, or an error, see `overrides`; and
+    so is a method that is never called.
     """
 
     config: EngineConfig
@@ -198,8 +197,7 @@ class SimulatedEngine:
     _collects: float | None = field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
-        for sentence in misnamed_methods(type(self.config.policy)):
-            warnings.warn(sentence, PolicyWarning, stacklevel=3)
+        self.overrides.check_methods(self.config.policy)
         self._device = _SimulatedDevice(self.cost, self.free)
         for plan in self.state.inflight:
             self._device.launch(plan, self.free)

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from minfer.blocks.keys import root_key
 from minfer.journal.codec import CodecError
 from minfer.journal.writing import encode_journal
+from minfer.policies.mistakes import misnamed_methods
 from minfer.records.acceptance import Costs
 from minfer.records.config import CacheGroup, EngineConfig
 from minfer.records.messages import Cancel, Submit
@@ -187,6 +188,8 @@ def check_policy(
     failing story is shrunk, is in the message and, if `save` is a path, is written there
     as a journal. The laws:
 
+    - Misnamed method: no method has nearly a name of the protocol, so that nobody calls
+      it.
     - Promises: each answer is as `minfer.records.policy.Policy` requires and the same for
       equal arguments, and changes none of them; nothing raises, on rare arguments and
       loads either. The engine decides each turn the same way a second time.
@@ -217,6 +220,8 @@ def check_policy(
         )
     if is_second_process():  # it imports a program that tests a policy
         return
+    for name, sentence in misnamed_methods(type(policy)).items():
+        raise PolicyError("misnamed method", sentence, None, (), name)
     bounds = Bounds(overtakes, patience, hold, tuple(laws))
 
     def check() -> None:

@@ -118,7 +118,7 @@ class RouterTrial:
             self._flaws.append(("never ends", f"choose {error}"))
             raise RuntimeError(f"choose {error}") from None
         except Exception as error:
-            line = raising_line(error)
+            line = raising_line(error, getattr(self.policy, "choose", None))
             self._flaws.append(("never raises", f"choose raised {error!r} ({line})"))
             self._raised = self._raised or error
             raise  # the router goes on without an answer: `_require` raises later

@@ -81,6 +81,7 @@ class WatchedPolicy(PolicyProxy):
 
     def _call(self, name: str, args: tuple[Any, ...]) -> Any:
         """The policy's answer, checked."""
+        ask = None
         try:
             ask = getattr(self.policy, name)
             with limits.call(name):
@@ -95,7 +96,7 @@ class WatchedPolicy(PolicyProxy):
             self.flaws.append(Flaw("never ends", f"{name} {error}", name))
             raise RuntimeError(f"{name} {error}") from None
         except Exception as error:
-            self.flaws.append(_raised_flaw(name, args, error))
+            self.flaws.append(_raised_flaw(name, args, error, ask))
             self.raised = self.raised or error
             raise  # the engine goes on without an answer: the trial raises later
         if self.calls is not None:
@@ -141,9 +142,9 @@ def _called_flaws(name: str, outside: OutsideCalls) -> list[Flaw]:
     ]
 
 
-def _raised_flaw(name: str, args: tuple[Any, ...], error: Exception) -> Flaw:
+def _raised_flaw(name: str, args: tuple[Any, ...], error: Exception, method: Any) -> Flaw:
     """The flaw of a method that raised."""
-    line = raising_line(error)
+    line = raising_line(error, method)
     if isinstance(error, FrozenInstanceError):
         return Flaw(
             "hidden state", f"{name} sets self: {error_text(error)} ({line})", name

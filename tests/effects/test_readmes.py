@@ -35,8 +35,9 @@ def shown(path: Path) -> str:
 
 
 def blocks(text: str, kind: str) -> list[str]:
-    """Code of a kind in a README."""
-    return re.findall(rf"^```{kind}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    """Code of a kind in a README; of kind "", what commands print."""
+    found = re.findall(r"^```([^\n]*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [code for own, code in found if own == kind]
 
 
 def marked(text: str, which: str) -> str:

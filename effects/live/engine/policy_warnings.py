@@ -29,7 +29,7 @@ class PolicyWarnings:
     warned: set[tuple[str, str, str]] = field(factory=set)
 
     def __attrs_post_init__(self) -> None:
-        for sentence in misnamed_methods(type(self.policy)):
+        for sentence in misnamed_methods(type(self.policy)).values():
             _log.warning("%s", sentence)
 
     def observe(self, reasons: Iterable[Reason]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from attrs import frozen
 from attrs.exceptions import FrozenInstanceError
 
-from minfer.policies.builtin import POLICIES, policy_named
+from minfer.policies.builtin import INCOMPLETE, POLICIES, SUMMARIES, policy_named
 from minfer.policies.mistakes import (
     error_text,
     misnamed_methods,
@@ -50,7 +50,7 @@ class WithHelpers(FirstCome):
 
 
 def test_methods_with_nearly_a_name_of_the_protocol_are_named() -> None:
-    again, bugdet, displace = misnamed_methods(Misnamed)
+    again, bugdet, displace = misnamed_methods(Misnamed).values()
     assert "never calls again; the protocol has requeue_rank(state, rank, " in again
     assert "Misnamed: the engine never calls bugdet; the protocol has budget(" in bugdet
     assert "may_preempt(state, waiting, running). Rename it" in displace
@@ -58,7 +58,7 @@ def test_methods_with_nearly_a_name_of_the_protocol_are_named() -> None:
 
 @pytest.mark.parametrize("kind", [WithHelpers, FirstCome, Policy, *POLICIES.values()])
 def test_helpers_are_not_taken_for_mistakes(kind: type) -> None:
-    assert misnamed_methods(kind) == ()
+    assert misnamed_methods(kind) == {}
 
 
 def test_overridden_methods_are_those_of_the_policy() -> None:
@@ -140,3 +140,65 @@ def test_a_module_before_the_name_of_a_policy_is_refused(name: str) -> None:
     )
     with pytest.raises(ConfigError, match=expected):
         policy_named(name)
+
+
+class TooFewParameters(FirstCome):
+    def rank(self, state: Any, request: Any) -> Any:  # type: ignore[override]  # the fault
+        return (), state
+
+
+def test_a_method_that_cannot_be_entered_is_named_by_its_definition() -> None:
+    method = TooFewParameters().rank
+    try:
+        method(None, None, 0.0)  # type: ignore[call-arg]  # the fault
+    except TypeError as error:
+        line = raising_line(error, method)
+        unknown = raising_line(error)
+    assert line == f"{__file__}, line {TooFewParameters.rank.__code__.co_firstlineno}"
+    assert unknown == ""
+
+
+class Undecorated(FirstCome):
+    tokens = 2000.0
+
+
+@frozen
+class Decorated(FirstCome):
+    tokens: float = 2000.0
+
+
+def test_what_makes_an_option_is_said_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for kind in (Undecorated, Decorated):
+        monkeypatch.setitem(POLICIES, kind.__name__, kind)
+    expected = "@attrs.frozen above the class, and tokens: float = 1.0 in it"
+    with pytest.raises(ConfigError, match=f"it has none. The options .*{expected}"):
+        policy_named("Undecorated:tokens=9")
+    assert policy_named("Decorated:tokens=9") == Decorated(9.0)
+    with pytest.raises(
+        ConfigError, match=f"it has tokens, written as .*: write {expected[:13]}"
+    ):
+        policy_named("Decorated:pace=9")
+    with pytest.raises(ConfigError, match=r"fcfs has no option 'tokens'; it has none$"):
+        policy_named("fcfs:tokens=9")
+
+
+def test_a_class_that_is_no_policy_is_named_with_what_it_lacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class NoBase:
+        def rank(self, state: Any, request: Any, time: float) -> Any:
+            return (time,), state
+
+    monkeypatch.setitem(INCOMPLETE, "NoBase", NoBase)
+    expected = (
+        r"lacks the base FirstCome, start, requeue_rank, .* class NoBase\(FirstCome"
+    )
+    with pytest.raises(ConfigError, match=expected):
+        policy_named("NoBase")
+
+
+def test_each_policy_of_minfer_has_a_summary() -> None:
+    names = [name for name, kind in POLICIES.items() if kind.__module__[:7] == "minfer."]
+    assert [*SUMMARIES] == names

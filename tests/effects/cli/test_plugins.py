@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import minfer
+from minfer.effects.cli import plugins
 
 OWN = """
 from attrs import frozen
@@ -57,3 +58,17 @@ def test_a_module_that_is_not_there_is_reported() -> None:
     )
     assert completed.returncode == 2
     assert "no.such.module cannot be imported" in completed.stderr
+
+
+def test_a_class_with_methods_of_a_policy_and_no_base_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "class {0}:\n    def {1}(self, state, request, time): ...\n"
+    (tmp_path / "no_base.py").write_text(
+        text.format("Duck", "rank") + text.format("Helper", "ranks"), "utf-8"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    known = dict[str, type]()
+    monkeypatch.setattr(plugins, "INCOMPLETE", known)
+    assert plugins.register_policies("no_base") == "no_base"
+    assert [*known] == ["Duck"]

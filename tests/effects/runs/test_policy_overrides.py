@@ -5,6 +5,7 @@
 
 import json
 import warnings
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,45 @@ def test_a_simulation_names_methods_that_nobody_calls() -> None:
         turns = [*simulation.turns()]
     assert simulation.overrides == OverrideCounts()
     assert overrides_of(turns) == []
+    strict = OverrideCounts(strict=True)
+    simulation = Simulation(config, Simulated(), COST, ARRIVALS, overrides=strict)
+    with pytest.raises(PolicyOverrideError, match="the engine never calls displace; "):
+        next(simulation.turns())
+
+
+def test_by_an_option_a_method_that_nobody_calls_is_an_error_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for names in (POLICIES, RECORDS):
+        monkeypatch.setitem(names, "Misnamed", Misnamed)
+    arguments = simulated(tmp_path, Misnamed)
+    assert main([*arguments, "--strict-policy"]) == 2
+    out, err = capsys.readouterr()
+    assert "the engine never calls displace; the protocol has may_preempt(" in err
+    assert out == ""
+    assert not [*tmp_path.iterdir()]
+    assert main(arguments) == 0
+    path = str(next(tmp_path.glob("*.journal")))
+    for command in (["replay", path], ["explain", path], ["explain", path, "0"]):
+        assert main(command) == 0
+        assert main([*command, "--strict-policy"]) == 2, command
+        assert "never calls displace" in capsys.readouterr().err
+
+
+class TooFewParameters(FirstCome):
+    def rank(self, state: Any, request: Any) -> Any:  # type: ignore[override]  # the fault
+        return (), state
+
+
+def test_a_method_without_a_parameter_is_named_with_where_it_is() -> None:
+    config = EngineConfig(num_blocks=40, block_size=4, policy=TooFewParameters())
+    simulation = Simulation(config, Simulated(), COST, ARRIVALS)
+    with pytest.warns(PolicyWarning, match="TooFewParameters.rank.. takes 3 posit"):
+        deque(simulation.turns(), maxlen=0)
+    first = simulation.overrides.first
+    assert first is not None
+    line = TooFewParameters.rank.__code__.co_firstlineno
+    assert first.override.line == f"{__file__}, line {line}"
 
 
 def test_a_run_without_overrides_says_nothing(

@@ -142,7 +142,10 @@ def test_the_table_shows_what_varies(capsys: pytest.CaptureFixture[str]) -> None
         "what steps cost: a 7B model on one H200, roughly (built in)",
     ]
     assert intro[2].startswith("  the trace does not say; --fit JOURNAL")
-    assert intro[3] == "sizes that no option gives suit a 7B model on one H200"
+    assert intro[3] == (
+        "sizes: 200 or 4,000 blocks of 64 tokens, 256 sequences at once, 8,192 tokens a "
+        "step; those that no option gives suit a 7B model on one H200"
+    )
     assert intro[-1] == (
         "good: the share of answers whose first token came within 0.1 s; "
         "good/s: as many of them a second (goodput)"

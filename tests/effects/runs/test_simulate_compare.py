@@ -9,8 +9,11 @@ import pytest
 
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal.journal_files import write_journal
+from minfer.effects.runs import simulate_command
 from minfer.effects.runs.costs import H200
+from minfer.effects.runs.simulate_compare import difference_lines, differences
 from minfer.effects.runs.simulate_recorded import CLOSED_LOOP
+from minfer.effects.runs.simulate_run import run as run_once
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit
 from minfer.records.request import Request
@@ -58,7 +61,7 @@ def test_what_differs_and_what_is_noise(capsys: pytest.CaptureFixture[str]) -> N
     assert "noise" in {figure["verdict"] for figure in compared["figures"]}
     assert "TTFT p99, priority -1" in by_title
     lines = shown(capsys, *options)
-    assert any("8 seeds, rows are medians; each seed draws all" in line for line in lines)
+    assert any("8 seeds, 0 to 7; rows are medians; each seed" in line for line in lines)
     assert "shortest, from fcfs:" in lines
     assert any(line.startswith("    priority -1: ") for line in lines)
     assert any("noise (lower in " in line for line in lines)
@@ -76,6 +79,92 @@ def test_where_nothing_waits_policies_cannot_differ(
     )
     remarks = reported(capsys, BUSY, *FULL, *TWO)["remarks"]
     assert remarks == []
+
+
+TINY = "poisson:rate=60,requests=6,prompt=30,output=3,spread=1"
+SIX = ("--seeds", "6", "--mix", "1")
+
+
+def seeds_and_times(results: Any) -> tuple[list[int], list[float]]:
+    """The seeds of the runs of one policy, and the medians of their first tokens."""
+    runs = results["runs"]
+    return [run["seed"] for run in runs], [run["ttft"]["p50"] for run in runs]
+
+
+@pytest.mark.long
+def test_the_set_of_seeds_begins_with_the_one_that_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seeds, times = seeds_and_times(reported(capsys, f"{TINY},seed=100", *SIX))
+    by_option = reported(capsys, TINY, "--first-seed", "100", *SIX)
+    assert seeds_and_times(by_option) == (seeds, times)
+    assert seeds == [*range(100, 106)]
+    [run] = reported(capsys, f"{TINY},seed=102", "--mix", "103")["runs"]
+    assert run["ttft"]["p50"] == times[2]
+    assert seeds_and_times(reported(capsys, TINY, *SIX))[1] != times
+    trace = tmp_path / "trace.jsonl"
+    rows = [
+        {"timestamp": 30 * k, "input_length": 9 * k, "output_length": 3, "hash_ids": [k]}
+        for k in range(1, 30)
+    ]
+    trace.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    sets = [
+        seeds_and_times(reported(capsys, str(trace), *SIX, *options))
+        for options in ((), ("--first-seed", "1"), ("--first-seed", "6"))
+    ]
+    assert sets[0][1][1:] == sets[1][1][:5]
+    assert sets[0][1] != sets[2][1]
+
+
+@pytest.mark.long
+def test_an_interrupted_run_compares_what_is_complete(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = list[str]()
+
+    def run_or_stop(*arguments: Any, **named: Any) -> Any:
+        if len(names) == last:
+            raise KeyboardInterrupt
+        names.append(named["name"])
+        return run_once(*arguments, **named)
+
+    monkeypatch.setattr(simulate_command, "run", run_or_stop)
+    last = 13  # in the middle of the seventh seed
+    assert main(["simulate", TINY, *TWO, "--seeds", "9"]) == 130
+    out = capsys.readouterr().out
+    assert "shortest, from fcfs:" in out
+    assert "lower in 0 of 6" in out
+    assert "interrupted: all figures are of the first 6 of 9 seeds" in out
+    names.clear()
+    last = 11  # five seeds are too few
+    assert main(["simulate", TINY, *TWO, "--seeds", "9"]) == 130
+    assert "from fcfs" not in capsys.readouterr().out
+    assert names[:3] == [f"{TINY}, seed 0", f"{TINY}, seed 0", f"{TINY}, seed 1"]
+
+
+@pytest.mark.parametrize(
+    ("before", "gaps", "expected"),
+    [
+        (500.0, (-0.2, -0.3, -0.7), "500 -0.3 [-0.7, -0.2] lower, by 0.06% ("),
+        (500.0, (-0.002, -0.3, -0.7), "500 -0.300 [-0.700, -0.002] lower, by 0.06% ("),
+        (500.0, (-0.1, -0.01, 0.2), "500 +0.0 [-0.1, +0.2] noise ("),
+        (500.0, (-0.1, 0.0, 0.0), "500 +0.0 [-0.1, +0.0] noise ("),
+        (500.0, (0.0, 0.0, 0.0), "500 +0 [+0, +0] equal ("),
+        (500.0, (1e-9, 0.02, 7.0), "higher, by less than 0.01% ("),
+        (500.0, (-7.0, -6.0, -5.0), "500 -6 [-7, -5] lower ("),
+        (500.0, (-4.0, -3.0, -2.0), "500 -3 [-4, -2] lower, by 0.60% ("),
+        (0.0, (0.1, 0.2, 0.3), "0 +0.2 [+0.1, +0.3] higher ("),
+    ],
+)
+def test_small_differences_are_readable(
+    before: float, gaps: tuple[float, float, float], expected: str
+) -> None:
+    low, middle, high = sorted(gaps)
+    baseline = [{"tokens_per_second": before, "groups": {}}] * 7
+    draws = (low, middle, middle, middle, middle, middle, high)
+    others = [{"tokens_per_second": before + gap, "groups": {}} for gap in draws]
+    _, line = difference_lines("other", differences(baseline, others), 7)
+    assert expected in " ".join(line.split())
 
 
 # --- replicas and tiers -----------------------------------------------------------------
@@ -114,6 +203,8 @@ def test_a_host_tier_keeps_what_the_pool_cannot(
     ("arguments", "expected"),
     [
         (["--seeds", "5"], "--seeds must be 6 or more, not 5: with fewer no interval"),
+        (["--first-seed", "6"], "--first-seed needs --seeds: how many there are"),
+        (["--seeds", "6", "--first-seed", "3"], "seed=2 gives the first seed, too"),
         (["--seeds", "6", "--journal", "x"], "--seeds goes neither with --find nor"),
         (["--replicas", "2", "--journal", "x"], "--journal is of one engine"),
         (

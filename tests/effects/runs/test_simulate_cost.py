@@ -44,8 +44,9 @@ def test_a_run_is_simulated_at_its_own_cost(
         "  what ran there: /models/small, a GPU, torch; --cost h200 takes the built-in "
         "model"
     )
-    assert (
-        sizes == "sizes and the policy that no option gives are those of the recorded run"
+    assert sizes == (
+        "sizes: 2,000 blocks of 64 tokens, 16 sequences at once, 2,048 tokens a step; "
+        "those that no option gives, and the policy, are recorded"
     )
     fitted = reported(capsys, str(ran), "--requests", "30")
     assert fitted["cost"]["token"] == pytest.approx(COST.token, rel=0.1)
