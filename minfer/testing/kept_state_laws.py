@@ -106,10 +106,9 @@ def _check_saved(
     is_long = 0 < config.states.inside_from <= end - start
     right = len(awaited) <= 1 if is_long else awaited <= {end}
     require(right, "states", f"a chunk from {start} to {end}, over {awaited}")
-    due = awaited
-    if not awaited and saves <= {
-        end
-    }:  # beside a state inside it, none is kept at its end
+    due, saves_inside = awaited, bool(saves - {end})
+    # No checkpoint is kept at the end of a chunk that keeps a state inside.
+    if not awaited and not saves_inside:
         due = {end} & {next_checkpoint(config, seat, start)}
     require(not (due and saves - due), "states", f"saved at {saves}, not at {due}")
     if not due or saves or not _has_room(config, after):

@@ -412,8 +412,7 @@ def _check_target(
     config: EngineConfig, plan: Plan, planning: Planning, after: EngineState
 ) -> None:
     """Check that a step of decode rows and prefill keeps to the target for the time
-    between tokens, as far as the durations of steps are known, and that prompts get
-    ahead.
+    between tokens, by the known durations of steps, and that prompts make progress.
     """
     decoding, num_chunks = len(plan.rows) - len(plan.fills), len(plan.fills)
     if config.itl_target is None or not (decoding and num_chunks):
@@ -423,8 +422,8 @@ def _check_target(
     least = config.min_prefill_tokens
     budget = planning.budget(config, len(planning.plans))
     if budget is not None:
-        may_go_on = budget >= min(config.max_num_batched_tokens, decoding + least)
-        require(may_go_on, "itl", f"{budget} tokens of budget beside {decoding} rows")
+        progresses = budget >= min(config.max_num_batched_tokens, decoding + least)
+        require(progresses, "itl", f"{budget} tokens of budget beside {decoding} rows")
     tokens, times = sum(len(fill.tokens) for fill in plan.fills), after.step_times
     if not config.itl_target or tokens <= max(least, num_chunks):
         return
