@@ -272,7 +272,7 @@ class Packer:
         )
         shape = self._with_drafts(plan, shape) if decoding else self.pad(shape)
         words = self._zero_words(shape)
-        prefill = PrefillWords(*views(words, shape)[: 3 + (shape.inside > 0)])
+        prefill = PrefillWords(*views(words, shape)[: 4 if shape.inside else 3])
         if prefill.inside is not None:
             prefill.inside[:] = np.array([*_kept_inside(plan)], np.int32).T
         self._write_prefill(plan, prefill, counts, shape.decode_inputs)
@@ -415,8 +415,8 @@ def pick(column: Sequence[Item], indices: Sequence[int]) -> tuple[Item, ...]:
 
 
 def _kept_inside(plan: Plan) -> Iterator[tuple[int, int]]:
-    """Yields the number of each chunk inside which a state is kept, and its inputs before
-    it.
+    """Yields the number of each chunk inside which a state is kept, and how many of its
+    inputs are before that state.
     """
     numbers = {fill.index: number for number, fill in enumerate(plan.fills)}
     for save in plan.saves:
