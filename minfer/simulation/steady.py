@@ -33,10 +33,10 @@ from minfer.lifecycle.seat import growth_lead
 from minfer.planning.build_plan import ones
 from minfer.planning.grow import grow
 from minfer.planning.spread import deferrable_blocks
+from minfer.policies.consult import has_default_budget
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Command, Executed, Lost, Moved, Tick
 from minfer.records.plan import Grow, Plan, Yields
-from minfer.records.policy import FirstCome
 from minfer.records.sequence import Running, edited_column, less
 from minfer.records.state import EngineState, Turn
 from minfer.tiers.finish import finish_transfer
@@ -78,7 +78,8 @@ def is_steady(config: EngineConfig, state: EngineState) -> bool:
     published.
     """
     run = state.running
-    if not len(run) or not _has_usual_budget(config.policy):
+    # Another budget would have to be asked for in every turn.
+    if not len(run) or not has_default_budget(config):
         return False
     return _decodes_alone(config, state) and all(
         _is_decode_of(run, plan) for plan in state.inflight
@@ -101,14 +102,6 @@ def _decodes_alone(config: EngineConfig, state: EngineState) -> bool:
         or tiers.external_queue
         or state.blocks.prefix.unstored
     )
-
-
-def _has_usual_budget(policy: object) -> bool:
-    """Whether the policy leaves the token budget of steps to the engine. A budget of its
-    own would have to be asked for in every turn.
-    """
-    method = getattr(policy, "budget", None)
-    return getattr(method, "__func__", None) is FirstCome.budget
 
 
 def _is_decode_of(run: Running, plan: Plan) -> bool:

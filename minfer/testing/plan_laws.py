@@ -11,7 +11,7 @@ from typing import Final
 from attrs import define, field
 
 from minfer.blocks.prefix import every_node
-from minfer.policies.consult import keeps_budget
+from minfer.policies.consult import has_default_budget
 from minfer.records.adapters import NO_SLOT
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Admitted
@@ -417,7 +417,7 @@ def _check_target(
     decoding, num_chunks = len(plan.rows) - len(plan.fills), len(plan.fills)
     if config.itl_target is None or not (decoding and num_chunks):
         return
-    if not keeps_budget(config) or planning.preempted:
+    if not has_default_budget(config) or planning.preempted:
         return
     least = config.min_prefill_tokens
     budget = planning.budget(config, len(planning.plans))
