@@ -261,6 +261,21 @@ def verdict(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def job_of(name: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """What the process of a part is told; writes its model, if it is not there."""
+    shape, clients = name.split()
+    model = folder / shape
+    if not model.exists():
+        write_model(model, shape)
+    return {
+        "model": str(model),
+        "shape": shape,
+        "device": args.device,
+        "clients": int(clients),
+        "rows": args.rows,
+    }
+
+
 def measure(args: argparse.Namespace) -> None:
     import torch
 
@@ -272,25 +287,15 @@ def measure(args: argparse.Namespace) -> None:
     if path.exists() and not args.again:
         results = json.loads(path.read_text("utf-8"))["results"]["parts"]
     broken = list[str]()
-    # Each of these begins without compiled kernels; then there is what it has left.
     numbers = [*args.clients, *([0] if args.rows else [])]
     loads = [f"{shape} {number}" for shape in args.shapes for number in numbers]
     with tempfile.TemporaryDirectory() as folder:
         for name, cache in product(loads, CACHES):
-            shape, clients = name.split()
-            model, key = Path(folder) / shape, f"{name} {cache}"
-            # With a full cache there must be what the part before it has left.
+            key = f"{name} {cache}"
+            # The part with a full cache needs what the part with an empty one leaves.
             if all(f"{name} {each}" in results for each in CACHES):
                 continue
-            if not model.exists():
-                write_model(model, shape)
-            job = {
-                "model": str(model),
-                "shape": shape,
-                "device": args.device,
-                "clients": int(clients),
-                "rows": args.rows,
-            }
+            job = job_of(name, args, Path(folder))
             try:
                 result = child(job, Path(folder) / f"{name} cache")
             except Exception as error:  # whatever it is, the others go on

@@ -52,7 +52,7 @@ SETTINGS: Final[dict[str, dict[str, Any]]] = {
     "6 ms": {"itl_target": 0.006},
     "auto": {"itl_target": 0.0},
 }
-# Milliseconds of the matrix products of a step with so many inputs, on an H200.
+# Milliseconds of the matrix products of a step, by the number of its inputs, on an H200.
 PRODUCTS: Final = {
     1: 3.85,
     8: 3.92,
@@ -71,7 +71,7 @@ RETURN_SECONDS: Final = 0.003  # from an answer to the client's next request, on
 
 @frozen(kw_only=True)
 class ProductCosts(CostModel):
-    """Steps that take as long as their products with all inputs."""
+    """Costs by the matrix products of all inputs of a step, from `PRODUCTS`."""
 
     def seconds(self, plan: Plan) -> float:
         work = work_of(plan)

@@ -14,7 +14,7 @@ WARMED_ROWS: Final = 8  # at most, of the request before the first measured one
 REPEATS: Final = 3  # of a load
 PROMPTS: Final = 5  # whose first token is timed
 
-# The output tokens a second of so many rows, inputs of each, and outputs of each.
+# Returns the output tokens a second, by rows, and by inputs and outputs of each row.
 Ask = Callable[[int, int, int], float]
 Figures = dict[str, Any]
 
@@ -74,8 +74,8 @@ def prefill(ask: Ask, inputs: int) -> Figures:
 
 
 def step_figures(rows: int, context: int, gaps: Sequence[float]) -> Figures:
-    """Returns the median of the times of steps, in seconds, as milliseconds; None: the
-    cache does not hold as many contexts.
+    """Returns the median of times of steps, which are in seconds, in milliseconds; None
+    if there are none, as the cache does not hold the contexts of all rows.
     """
     step_ms = 1e3 * median(gaps) if gaps else None
     return {"rows": rows, "context": context, "step_ms": step_ms}

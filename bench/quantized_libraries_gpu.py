@@ -163,20 +163,20 @@ def of_torch(matrix: Matrix) -> Prepared:
 
 def of_humming(matrix: Matrix, same_bits: bool) -> Prepared:
     """humming's product: tiles of its own table for each number of rows."""
-    forward, layer, compute, tuning = humming_layer(matrix, same_bits, "dense", 1)
-    names = "weight_scale", "zero_point", "weight_scale_2"
+    humming = humming_product(matrix, same_bits, "dense", 1)
+    layer, names = humming.layer, ("weight_scale", "zero_point", "weight_scale_2")
     shared = {name: getattr(layer, name, None) for name in names}
     weights = [layer.weight.detach().clone() for _ in matrix.copies]
     locks = [torch.zeros_like(layer.locks) for _ in matrix.copies]
 
     def product(x: Tensor, weight: Tensor, own_locks: Tensor) -> Tensor:
-        out: Tensor = forward(
+        out: Tensor = humming.forward(
             layer.humming_config,
             inputs=x,
             weight=weight,
             locks=own_locks,
-            compute_config=compute,
-            tuning_config=tuning,
+            compute_config=humming.compute,
+            tuning_config=humming.tuning,
             **shared,
         )
         return out
@@ -186,11 +186,21 @@ def of_humming(matrix: Matrix, same_bits: bool) -> Prepared:
     ]
 
 
-def humming_layer(
+@frozen
+class HummingProduct:
+    """humming's product with a matrix, and what it is called with."""
+
+    forward: Callable[..., Tensor]
+    layer: Any  # with the matrix
+    compute: dict[str, Any]  # how it computes
+    tuning: list[Any]  # the tiles of each number of rows
+
+
+def humming_product(
     matrix: Matrix, same_bits: bool, kind: str, factor: int
-) -> tuple[Any, Any, dict[str, Any], list[Any]]:
-    """Returns humming's product, its layer, and what it is called with; its kernels are
-    compiled. `factor`: rows of a product for each row that is asked for.
+) -> HummingProduct:
+    """Returns humming's product, whose kernels are compiled. `factor`: rows of a product
+    for each row that is asked for.
     """
     # A library that is not installed with minfer.
     from humming.forward import humming_forward  # type: ignore[import-not-found]
@@ -209,7 +219,7 @@ def humming_layer(
     layer.transform()
     rows = [factor * count for count in matrix.rows]
     chosen = humming_kernels(layer.humming_config, rows, same_bits, kind)
-    return humming_forward, layer, *chosen
+    return HummingProduct(humming_forward, layer, *chosen)
 
 
 def humming_kernels(
@@ -284,7 +294,7 @@ def compile_minfer(schemes: Sequence[str], rows: Sequence[int]) -> None:
 
 
 def empty_leaf(scheme: Scheme, of: LayerProduct) -> Linear:
-    """Returns a matrix of any numbers."""
+    """Returns a matrix whose memory is not written."""
     groups = scheme.groups(of.inputs)
     make = partial(torch.empty, device="cuda")
     scales = getattr(torch, scheme.scales) if scheme.scales else torch.bfloat16
@@ -322,7 +332,7 @@ LIBRARIES: Final[dict[str, Callable[[Matrix], Prepared]]] = {
     "humming, same bits": partial(of_humming, same_bits=True),
     "quack": of_quack,
 }
-# The schemes of which these libraries have products that others do not measure.
+# The only schemes that these libraries are measured with.
 ONLY: Final = {"torch": ("fp8_blocks",), "quack": tuple(QUACK)}
 
 
@@ -364,7 +374,7 @@ def times_of(product: Prepared, x: Tensor, expected: Tensor) -> dict[str, Any]:
 
 
 def time_of(calls: Sequence[Call]) -> float:
-    """us of a call; without a GPU, of nothing that means anything."""
+    """us of a call; without a GPU, a figure without meaning."""
     if torch.cuda.is_available():
         return microseconds(calls)
     began = time.perf_counter()
@@ -413,8 +423,8 @@ def humming_experts(
     that are sorted by expert.
     """
     kind = "grouped_contiguous"
-    layers = [
-        humming_layer(Matrix("mxfp4", weight, rows), same_bits, kind, TOP_K)
+    products = [
+        humming_product(Matrix("mxfp4", weight, rows), same_bits, kind, TOP_K)
         for weight in weights
     ]
     times = dict[int, float]()
@@ -425,13 +435,13 @@ def humming_experts(
         x = torch.randn(tokens * TOP_K, WIDTH, device="cuda", dtype=torch.bfloat16)
         calls = [
             partial(
-                layer,
+                humming.layer,
                 x,
                 expert_layout=offsets,
-                compute_config=compute,
-                tuning_config=tuning,
+                compute_config=humming.compute,
+                tuning_config=humming.tuning,
             )
-            for _, layer, compute, tuning in layers
+            for humming in products
         ]
         # Each layer's weights are larger than the L2 cache.
         times[tokens] = len(calls) * microseconds(calls)

@@ -43,15 +43,15 @@ class Compilation:
 
     kernel: str
     seconds: float
-    thread: int  # that needed it
+    thread: int  # the identifier of the thread that needed it
 
 
 class Compilations(deque[Compilation]):
-    """What was compiled since `watch_compilations` returned it, in this process: the last
-    ones, if there are many.
+    """The compilations of this process since `watch_compilations` returned the queue, the
+    last `MAX_WATCHED` of them.
     """
 
-    # Each is watched by itself; queues have no hash, their types say.
+    # By identity, for a set of queues; `deque` has none.
     __hash__ = object.__hash__  # type: ignore[assignment]
 
 
@@ -59,34 +59,29 @@ _watched: Final = weakref.WeakSet[Compilations]()
 
 
 def watch_compilations() -> Compilations:
-    """Returns a queue to which compilations are added from here on, as long as it is
-    used.
-    """
+    """Returns a queue to which each compilation from now on is added."""
     compilations = Compilations(maxlen=MAX_WATCHED)
     with _patch_lock:
-        if not _watched:
-            _listen()
+        if not _watched and not isinstance(knobs.compilation.listener, _Listener):
+            knobs.compilation.listener = _Listener(knobs.compilation.listener)
         _watched.add(compilations)
     return compilations
 
 
-def _listen() -> None:
-    """Have Triton report compilations, also to who listened before."""
-    earlier = knobs.compilation.listener
-    if getattr(earlier, "is_minfers", False):
-        return
+@frozen
+class _Listener:
+    """What Triton calls after each compilation: adds it to the watched queues."""
 
-    def listen(**event: Any) -> None:
+    earlier: Callable[..., None] | None  # the listener before, which is called too
+
+    def __call__(self, **event: Any) -> None:
         if not event["cache_hit"]:
             seconds = event["times"].total / 1e6
             ended = Compilation(event["src"].name, seconds, threading.get_ident())
             for compilations in [*_watched]:
                 compilations.append(ended)
-        if earlier is not None:
-            earlier(**event)
-
-    listen.is_minfers = True  # type: ignore[attr-defined]  # a mark on a function
-    knobs.compilation.listener = listen
+        if self.earlier is not None:
+            self.earlier(**event)
 
 
 def compile_launches(

@@ -21,7 +21,7 @@ Many tokens. The tensor cores are the limit then, and both steps above keep them
 the split moves activations from shared memory through registers and back, and sums are
 scaled only when a pass's products are complete. `dequantized` tiles avoid both: weights
 are scaled and put in the order of inputs, in registers, while the tensor cores multiply
-the weights before them.
+those of the pass before.
 """
 
 from typing import Any, Final
@@ -214,8 +214,9 @@ def _add_dots(
     swapped: tl.constexpr,
     in_order: tl.constexpr,
 ):
-    """acc plus products, of scaled weights if asked for. in_order: weights of 4 bits are
-    put in the order of inputs, instead of activations in two halves.
+    """acc plus products; scaled: of weights times their scales. in_order: weights of 4
+    bits are put in the order of inputs; else activations are split into those of even and
+    of odd inputs.
     """
     lanes: tl.constexpr = tile[0].shape[1]
     if is_packed(tile[0]):

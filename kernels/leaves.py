@@ -403,9 +403,9 @@ class ExpertRouter:
     correction: "Tensor | None" = None
     # [experts]: multiplies the weights of chosen experts
     expert_scale: "Tensor | None" = None
-    # Every token also goes through one more expert, whose id is behind those of the
-    # others: a shared one. Its weight is 1, or with `shared_gate` [1, hidden] the sigmoid
-    # of the product with it.
+    # Whether each token also goes through a shared expert, whose id is behind those of
+    # the others. Its weight is 1, or with `shared_gate` [1, hidden] the sigmoid of the
+    # product with it.
     shared: bool = False
     shared_gate: "Tensor | None" = None
     rule: RoutingRule

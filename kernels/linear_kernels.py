@@ -15,6 +15,8 @@ from minfer.kernels.leaf_tiles import (
 )
 from minfer.kernels.pdl import arrive, follow
 
+# In tiles of this many rows, what is in `out` would take too many registers during the
+# products: it is loaded after these.
 MANY_ROWS = tl.constexpr(128)
 
 
@@ -76,9 +78,9 @@ def _products(
     lanes: tl.constexpr = depth // 2 if is_packed(leaf[0]) else depth
     tall: tl.constexpr = rows == 1 or swapped
     wide: tl.constexpr = lanes if rows == 1 else rows
-    whole: tl.constexpr = x.dtype.element_ty == tl.int8
+    is_int8: tl.constexpr = x.dtype.element_ty == tl.int8
     acc = tl.zeros(
-        [lines, wide] if tall else [rows, lines], tl.int32 if whole else tl.float32
+        [lines, wide] if tall else [rows, lines], tl.int32 if is_int8 else tl.float32
     )
     squares = tl.zeros([rows, depth], tl.float32)
     for i in tl.static_range(held_passes):
@@ -149,7 +151,7 @@ def product(
     share: tl.constexpr = (size + depth * splits - 1) // (depth * splits) * depth
     first = split_index * share
     # Operands added at the end are loaded at the start: at the end they would cost a
-    # latency. Of many rows there are too many to keep them in registers.
+    # latency.
     adds_late: tl.constexpr = rows >= MANY_ROWS
     start = tl.zeros([rows, lines], tl.float32)
     if bias is not None:

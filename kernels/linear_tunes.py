@@ -32,7 +32,7 @@ Product = Literal["norm_linear", "linear", "linear_add", "norm_gated"]
 class LinearTune(NamedTuple):
     """The tiling of a product into programs."""
 
-    rows: int  # of a program. 1: a token each; else at least all tokens
+    rows: int  # of a program. 1: a token each; else, in `TABLE`, at least all tokens
     columns: int  # of a program
     # Of a pass along the summed dimension. A warp's share is at least 256 for one row,
     # else 64, or loads change their layout.

@@ -1,6 +1,6 @@
-"""Triton kernels around products of many tokens: rows of activations, or groups of a
-row, rounded to 8 bits, sums of their products scaled, and a matrix of few bits in the
-activations' dtype. All are bound by memory.
+"""Triton kernels around products of many tokens, all bound by memory. They round
+activations to 8 bits, by row or by group of a row; scale the integer sums of products;
+and dequantize matrices of few bits to the activations' dtype.
 """
 
 from typing import Final
@@ -25,7 +25,7 @@ MAX_TILES: Final = 12
 LINES_PER_PROGRAM: Final = 8  # of a program that dequantizes
 TILE_DEPTH: Final = 512
 DEQUANTIZE_WARPS: Final = 4
-SUMS_PER_PROGRAM: Final = 1024  # of a row
+SUMS_PER_PROGRAM: Final = 1024  # of a row, of a program that scales them
 
 
 @triton.jit
@@ -273,7 +273,7 @@ def _scale_sums(
     add: tl.constexpr,
     tile: tl.constexpr,
 ):
-    """Grid [rows, tiles of columns]."""
+    """Grid [rows, tiles of columns]: `scaled_sums` of a tile."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * tile + tl.arange(0, tile)
     mask = column < columns
@@ -300,8 +300,8 @@ def scaled_sums(
     out: Tensor | None = None,
 ) -> Tensor:
     """Returns sums of integers [tokens, outputs] int32 times the scales of rows
-    [tokens, 1] and of the leaf's outputs, plus its bias, in `dtype`; they are added to
-    `out`, if it is given, which is contiguous.
+    [tokens, 1] and of the leaf's outputs, plus its bias: in `dtype`, or added to `out`,
+    which is contiguous.
     """
     tokens, columns = sums.shape
     add = out is not None

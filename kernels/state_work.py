@@ -18,9 +18,9 @@ bytes would be saved (36 us a row of Qwen3-Next instead of 54, at 4.2 TB/s), but
 reads, copies or saves a state would have to take in these inputs first.
 
 A state inside a chunk is kept by dividing the chunk in two: the first part, in `heads`,
-is taken in before all other chunks, and then the state is copied. The work is the same
-but for a launch of each kernel; blocks of tokens may begin elsewhere, so sums may be
-rounded otherwise.
+is taken in before all other chunks, and then the state is copied. That costs one more
+launch of each kernel. The second part's blocks of tokens may begin elsewhere than without
+the division, so sums may be rounded differently.
 """
 
 from collections.abc import Iterator
@@ -80,8 +80,8 @@ class StateWork:
     # Rows with drafts, whose states are read and not written
     drafted: StateChunks | None = None
     first_token: int = 0  # the packed token of the first decode row
-    # First parts of some of the chunks, which `chunks` continue: states between them are
-    # kept
+    # The first parts of divided chunks, whose second parts are in `chunks`; the states
+    # between them are kept
     heads: StateChunks | None = None
 
     @property
@@ -95,10 +95,10 @@ class StateWork:
             yield self.chunks, True
 
     def keeping_inside(
-        self, numbers: Tensor, counts: Tensor, to_saved: int
+        self, numbers: Tensor, counts: Tensor, saved_offset: int
     ) -> "StateWork":
         """Returns the work that also keeps the states of chunks `numbers` [n] int32 after
-        their first `counts` [n] inputs: in the table's row behind each by `to_saved`.
+        their first `counts` [n] inputs: in the table at the chunk's row + `saved_offset`.
         Raises ValueError if there are no chunks.
         """
         if (chunks := self.chunks) is None:
@@ -113,7 +113,7 @@ class StateWork:
             starts=starts,
             counts=counts,
             offsets=offsets,
-            saved=rows + to_saved,
+            saved=rows + saved_offset,
         )
         before = torch.zeros_like(chunks.counts).index_copy(0, numbers.long(), counts)
         others = evolve(

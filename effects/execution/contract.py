@@ -128,15 +128,15 @@ def adapter_executor(executor: Executor) -> AdapterExecutor:
 
 @runtime_checkable
 class CountingExecutor(Protocol):
-    """An executor that counts what its steps had to do, as metrics."""
+    """An executor that counts work of its steps, for metrics."""
 
     def counts(self) -> Mapping[str, float]:
-        """Returns counts since it was ready, by the names of metrics; from any thread."""
+        """Returns counts since it was ready, by the metric's name; from any thread."""
         ...
 
 
 def counts_of(executor: Executor) -> Mapping[str, float]:
-    """Returns the counts of an executor; of one that does not count, none."""
+    """Returns the counts of an executor; none if it does not count."""
     return executor.counts() if isinstance(executor, CountingExecutor) else {}
 
 

@@ -271,7 +271,7 @@ class TorchExecutor:
         return Failed(launched.plan.step, launched.error)
 
     def counts(self) -> dict[str, float]:
-        """Returns counts of what steps did that was not prepared; on the CPU, none."""
+        """Returns counts of the unprepared work of steps; on the CPU, none."""
         return self.runner.unprepared.totals() if is_gpu(self.device) else {}
 
     def close(self) -> None:

@@ -32,8 +32,8 @@ class _LineCounts:
 
 @define
 class LogRateLimit(logging.Filter):
-    """Lets a few lines of a kind through in each stretch; always errors, and lines for
-    debugging, which a user has asked for.
+    """Drops all but a few lines of a kind in each stretch of time; never errors, and no
+    lines of level DEBUG, which a user has asked for.
     """
 
     clock: Callable[[], float] = time.monotonic

@@ -146,7 +146,8 @@ def _budget_remedy(config: EngineConfig) -> str:
     """What gives a step more tokens."""
     if config.itl_target is None:
         return f"raise --max-num-batched-tokens above {config.max_num_batched_tokens:,}"
-    return "set --itl-target to more milliseconds, or to none"
+    more = "more milliseconds, or to none" if config.itl_target else "none"
+    return f"set --itl-target to {more}"
 
 
 def _order_remedy(policy: Policy, whose: str) -> str:

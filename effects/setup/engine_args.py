@@ -263,10 +263,10 @@ class EngineArgs(ModelArg):
     )
     itl_target: float | str | None = option(
         None,
-        "how long a step may take, in milliseconds, because prompts are computed beside "
-        "running sequences, which wait for it: a target for the time between tokens; "
-        "auto: little longer than without prompts, as long as they do not pile up; none: "
-        "as long as --max-num-batched-tokens takes (default: none)",
+        "target for the time between tokens, in milliseconds: a step in which sequences "
+        "decode takes only as many prompt tokens as fit into it; auto: a step takes "
+        "little longer than without prompts, unless prompts pile up; none: only "
+        "--max-num-batched-tokens bounds a step (default: none)",
         ITL,
     )
     gpu_memory_utilization: float | None = option(

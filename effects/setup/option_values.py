@@ -36,7 +36,7 @@ VALUE_ALIASES: Final[Mapping[str, Mapping[str, str]]] = {
     "dtype": {f"torch.{name}": name for name in ("float16", "bfloat16", "float32")},
 }
 AUTO_LENGTH: Final = -1  # of `max_model_len`: as many tokens as fit into memory
-ITL_WORDS: Final = ("auto", "none")  # of a target for the time between tokens
+ITL_WORDS: Final = ("auto", "none")  # values of `itl_target` that are not numbers
 MIN_CONTEXT_TOKENS: Final = 2  # tokens of a context
 
 
@@ -59,7 +59,7 @@ def read_seconds(text: str) -> float:
 
 
 def read_itl_target(text: str) -> float | str:
-    """Returns milliseconds, "auto" or "none"."""
+    """Returns milliseconds, or the text if it is no number: `ITL_WORDS` are valid."""
     try:
         return float(text)
     except ValueError:

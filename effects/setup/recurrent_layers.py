@@ -40,24 +40,24 @@ def state_keeping(
     *,
     caches_prefixes: bool = True,
 ) -> StateKeeping:
-    """Returns which states are kept: without a prefix cache only those that samples of
-    one request share. With a draft model or head the last few tokens before a state is
-    saved in decode have no drafts, so that happens less often. States are kept inside
-    chunks that are longer than a CUDA graph, of which a step has `budget` tokens at most:
-    no graph keeps them.
+    """Returns which states are kept, in an engine with `budget` tokens of a step.
+
+    Without a prefix cache, only those that samples of one request share. With a draft
+    model or head the last few tokens before a state is saved in decode have no drafts, so
+    that happens less often. No graph keeps states inside chunks, so only chunks that are
+    too long for a graph do.
     """
-    if spec.has_states and not caches_prefixes:
-        keeping = StateKeeping(
-            stride_blocks=0, decode_stride_blocks=0, every_prompt=False
-        )
-    elif not spec.has_states or speculation is None or speculation.drafter != DEVICE:
-        keeping = StateKeeping()
-    else:
-        stride = ceil(DRAFTED_STRIDE_TOKENS / block_size)
-        keeping = StateKeeping(decode_stride_blocks=stride)
     if not spec.has_states:
+        return StateKeeping()
+    keeping = StateKeeping(inside_from=1 + captured_tokens(spec, budget))
+    if not caches_prefixes:
+        return evolve(
+            keeping, stride_blocks=0, decode_stride_blocks=0, every_prompt=False
+        )
+    if speculation is None or speculation.drafter != DEVICE:
         return keeping
-    return evolve(keeping, inside_from=1 + captured_tokens(spec, budget))
+    stride = ceil(DRAFTED_STRIDE_TOKENS / block_size)
+    return evolve(keeping, decode_stride_blocks=stride)
 
 
 def check_recurrent_layers(args: EngineArgs, spec: ModelSpec) -> None:

@@ -29,7 +29,7 @@ from minfer.records.messages import (
     StoreBlocks,
     WakeAt,
 )
-from minfer.records.plan import Plan
+from minfer.records.plan import Plan, SaveState
 from minfer.records.sequence import less
 from minfer.records.state import EngineState, Transition
 
@@ -151,11 +151,12 @@ def _plan_facts(last: Plan | None, plan: Plan) -> Facts:
     if plan.deferred:
         changes["deferred"] = list(plan.deferred)
     if plan.saves:
-        changes["saves"] = [
-            [save.index, _ranges(save.pages), *_not_zero(save.inside)]
-            for save in plan.saves
-        ]
+        changes["saves"] = [_save_facts(save) for save in plan.saves]
     return changes
+
+
+def _save_facts(save: SaveState) -> list[Any]:
+    return [save.index, _ranges(save.pages), *_not_zero(save.inside)]
 
 
 def _not_zero(number: int) -> list[int]:

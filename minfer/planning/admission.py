@@ -221,8 +221,8 @@ def _preempt_for_tokens(builder: StepBuilder, seq: Sequence) -> Reason | None:
     """Preempt the last running sequence for its tokens of this step, if they are enough
     and the policy agrees; returns the reason, if it did.
 
-    If prefill is bounded, there is soon room again: only a row in prefill is preempted,
-    and no decode row for its one token.
+    If prefill is bounded by the `itl_target`, the next steps have room for it: only a row
+    in prefill is preempted, and no decode row for its one token.
     """
     run = builder.state.running
     if pages_coming(builder.state) or not len(run) or run.run_ids[-1] in builder.skipped:

@@ -72,7 +72,7 @@ def build_plan(builder: StepBuilder) -> Plan:
         if state.needs_host_mask
         else (),
     )
-    if config.itl_target is not None and not state.inflight:  # it begins now
+    if config.itl_target is not None and not state.inflight:  # this step begins now
         state = evolve(state, step_times=evolve(state.step_times, began=state.time))
     builder.state = evolve(
         state,

@@ -149,8 +149,8 @@ def _update_statistics(
     if plan.drafts and config.speculation is not None:
         state = update_acceptance(config.speculation, state, plan, sizes)
     if config.itl_target is not None:
-        decoding, prefill = len(plan.rows) - len(plan.fills), plan.fills
-        tokens = sum([len(fill.tokens) for fill in prefill])
+        decoding = len(plan.rows) - len(plan.fills)
+        tokens = sum([len(fill.tokens) for fill in plan.fills])
         step_times = state.step_times.after(state.time, decoding, tokens)
         state = evolve(state, step_times=step_times)
     if state.faults:

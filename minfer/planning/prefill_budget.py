@@ -1,20 +1,20 @@
 """The token budget of a step that prefill shares with decode rows.
 
-Theory. Decode rows wait for the whole step, so the prompts in it are the time between
-their tokens. Prompts that are computed in small chunks, beside decode rows whose step
-takes little longer for them, cost these rows nothing; but each row that is still in
-prefill is one that does not decode. So the configuration's `itl_target` bounds the
-prefill tokens of a step beside decode rows:
+Theory. Decode rows wait for the whole step, so its prefill tokens lengthen the time
+between their tokens. Small prefill chunks lengthen a step little, but then prompts take
+more steps, and each row in prefill is one that does not decode yet. The configuration's
+`itl_target` bounds the prefill tokens of a step that has decode rows:
 
-- in seconds: by what fits into the target, as recent steps took (`StepTimes`);
-- 0, by the load: by what fits into `STRETCH` times the duration of a step without
-  prefill. Where that is less than is needed to keep up, it is at least
-  `TOKENS_PER_DECODE_ROW` for each decode row, which prompts of up to so many times their
-  output need; and at least one part in `BACKLOG_STEPS` of all prompt tokens that are
-  still to be computed. So however long prompts are, they are computed as fast as they
-  come, and a burst as fast as without a target.
+- Above 0, a duration in seconds: the step takes the prefill tokens that fit into it, by
+  the durations of recent steps (`StepTimes`).
+- 0, a bound by the load: the step takes the prefill tokens that fit into `STRETCH` times
+  the duration of a step without prefill, and always at least
+    - `TOKENS_PER_DECODE_ROW` for each decode row. That keeps up with prompts of up to
+      this number of times the length of their outputs.
+    - 1 / `BACKLOG_STEPS` of all prompt tokens that are still to be computed. That keeps
+      up with longer prompts, and computes a burst about as fast as without a target.
 
-A bounded step may take at least `min_prefill_tokens`, so prompts always get ahead.
+The bound is never below `min_prefill_tokens`, so prompts always make progress.
 """
 
 from typing import Final
@@ -33,10 +33,10 @@ BACKLOG_STEPS: Final = 12
 def step_load(
     config: EngineConfig, state: EngineState, filled: tuple[int, ...], skipped: set[int]
 ) -> Load:
-    """The load of the step that is planned, with the budget that keeps to the target.
+    """The load of the step that is planned, with a budget that keeps to the target.
 
-    `filled` are the positions of rows in prefill; `skipped` the generations that skip the
-    step.
+    `filled` has the positions of the rows in prefill, and `skipped` the run ids of the
+    rows that skip the step.
     """
     load = current_load(config, state)
     if config.itl_target is None or not (filled or state.waiting):
@@ -44,7 +44,7 @@ def step_load(
     run, waiting = state.running, state.waiting
     decoding = len(run) - len(skipped.union(run.run_ids[i] for i in filled))
     prompt_tokens = sum(run.num_known_at_admission[i] - run.scheduled[i] for i in filled)
-    if waiting:  # a sum over all would cost more the more there are
+    if waiting:  # estimated, as a sum over the whole queue would take too long
         prompt_tokens += len(waiting) * len(waiting.first().history)
     load = evolve(
         load,

@@ -33,7 +33,7 @@ from minfer.planning.step_builder import StepBuilder, token_cost
 from minfer.policies import consult
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Command, Execute
-from minfer.records.sequence import is_bound, joined
+from minfer.records.sequence import Running, is_bound, joined
 from minfer.records.state import EngineState, Transition, head_of_queue
 from minfer.values import thresholds
 from minfer.values.record import evolve
@@ -155,9 +155,7 @@ def _bound_prefill(builder: StepBuilder) -> None:
     """
     config, run = builder.config, builder.state.running
     budget = config.max_num_batched_tokens
-    filled = [
-        *compress(range(len(run)), map(lt, run.scheduled, run.num_known_at_admission))
-    ]
+    filled = _rows_in_prefill(run)
     committed = all_committed(config, builder.state, filled)
     for i in filled:
         left = committed[i] + budget + budget // 4 - run.scheduled[i]
@@ -166,15 +164,16 @@ def _bound_prefill(builder: StepBuilder) -> None:
             builder.skipped.add(run.run_ids[i])
 
 
+def _rows_in_prefill(run: Running) -> tuple[int, ...]:
+    """The positions of the rows in prefill."""
+    in_prefill = map(lt, run.scheduled, run.num_known_at_admission)
+    return tuple(compress(range(len(run)), in_prefill))
+
+
 def _share_tokens(builder: StepBuilder) -> None:
     """Give each running row one token; rows in prefill share the rest of the budget."""
     config, state, run = builder.config, builder.state, builder.state.running
-    filled = tuple[int, ...]()
-    if state.filling:
-        positions = range(len(run))
-        filled = tuple(
-            compress(positions, map(lt, run.scheduled, run.num_known_at_admission))
-        )
+    filled = _rows_in_prefill(run) if state.filling else ()
     load = step_load(config, state, filled, builder.skipped)
     budget, state = consult.budget(config, state, load)
     builder.room = budget - (len(run) - len(builder.skipped))

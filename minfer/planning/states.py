@@ -25,12 +25,12 @@ each state. Then only these are kept: branches without the states before them,
 checkpoints, and the end of a prompt if no checkpoint follows it, or if other samples of
 the request or another engine will start there.
 
-The position of a kept state is a multiple of the block size. A prefill chunk of
-`inside_from` inputs or more may go on after one such position, whose state the executor
-keeps while it computes the chunk; a checkpoint at its end is then left out. Else a plan
-of the row ends there: for a branch and for the end of a prompt a prefill chunk is cut,
-which costs a step; for a stride a chunk that ends anyway ends at its last block boundary
-instead. `RowStates.save_at` is the next position of a row.
+The position of a kept state is a multiple of the block size; `RowStates.save_at` is the
+next one of a row. A prefill chunk of `inside_from` inputs or more may go on after one
+such position: the executor keeps that state while it computes the chunk, and no
+checkpoint is kept at the chunk's end. A shorter chunk ends at the position: for a branch
+and for the end of a prompt it is cut, which costs a step; for a stride a chunk that ends
+anyway ends at its last block boundary instead.
 
 A step saves at most `max_saves` states, because all its rows wait for the copies. If more
 are due, the others are skipped; the next checkpoint of a skipped row is due one stride
@@ -161,9 +161,9 @@ def _is_pushed(request: Request) -> bool:
 def bound_chunk(
     config: EngineConfig, state: EngineState, run: Running, i: int, inputs: int
 ) -> tuple[int, Running]:
-    """How many of `inputs` prefill tokens the row at `i` of `run` takes, so that the plan
-    ends where its state is to be kept, or goes on after that; and `run`, with that
-    position.
+    """How many of `inputs` prefill tokens the row at `i` of `run` takes: up to the
+    position where its state is to be kept, or more if the state is kept inside the chunk;
+    and `run`, with that position.
     """
     size, start, states = config.block_size, run.scheduled[i], run.chains[i].states
     save_at = states.save_at

@@ -258,8 +258,8 @@ def may_preempt(
 def budget(
     config: EngineConfig, state: EngineState, load: Load
 ) -> tuple[int, EngineState]:
-    """The tokens of a step, within the engine's limit. First come: what keeps prefill to
-    the target for the time between tokens, or the limit without one.
+    """The tokens of a step, within the engine's limit. First come: as many as the target
+    for the time between tokens allows, or the limit without a target.
 
     While nothing runs it is at least one, or the engine would never progress.
     """
@@ -270,9 +270,10 @@ def budget(
     return max(min_tokens, min(answer, config.max_num_batched_tokens)), state
 
 
-def keeps_budget(config: EngineConfig) -> bool:
-    """Whether the policy leaves the token budget to the engine."""
-    return getattr(type(config.policy), "budget", None) is Policy.budget
+def has_default_budget(config: EngineConfig) -> bool:
+    """Whether the policy leaves the token budget of steps to the engine."""
+    method = getattr(config.policy, "budget", None)
+    return getattr(method, "__func__", None) is Policy.budget
 
 
 def drafts(

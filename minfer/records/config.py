@@ -102,9 +102,10 @@ class EngineConfig:
     freed_run: int = field(default=64, validator=number(1))
     # How many adapters are on the device at once; 0: requests with one are rejected.
     adapter_slots: int = field(default=0, validator=number(0, MAX_ADAPTER_SLOTS))
-    # Target for the time between tokens (inter-token latency), in seconds: what a step
-    # with prefill may take decode rows. 0: by the load; None: no matter how long. A step
-    # takes `min_prefill_tokens`, if prompts have so many, however long they take.
+    # Target for the time between tokens (inter-token latency), in seconds: the duration
+    # of a step that has decode rows and prefill. 0: depends on the load; None: no target
+    # (`prefill_budget.py`). However long that takes, such a step has room for
+    # `min_prefill_tokens`.
     itl_target: float | None = field(default=None, validator=number(0))
     min_prefill_tokens: int = field(default=64, validator=number(1))
     # whether blocks of a window are taken chunk by chunk: computed once, on creation

@@ -30,29 +30,28 @@ class Load:
     running: int  # running sequences, with those that this step admits
     available: int  # blocks free or evictable
     arrived: float  # arrival time of the head of the queue, seconds; now if none waits
-    # Tokens a step may take, from the configuration; for `Policy.budget` so many that
-    # prefill keeps to the configuration's `itl_target`.
+    # Tokens a step may take, from the configuration; for `Policy.budget`, no more than
+    # the configuration's `itl_target` allows.
     budget: int
     seats: int = 0  # sequences that may run at once, from the configuration
     step: int = 0  # number of the step that is planned
     # Whether all running and newly admitted sequences are paused: if no other is
     # admitted, there is no step, and its number stays until one of them continues.
     paused: bool = False
-    # For `Policy.budget`, if the configuration has an `itl_target`: rows of this step
-    # that decode; prompt tokens to be computed, where prompts that wait count as if all
-    # were as long as the first; and the prefill tokens that fit, by how long recent steps
-    # took.
-    decoding: int = 0
+    # These four are for `Policy.budget`, if the configuration has an `itl_target`.
+    decoding: int = 0  # decode rows of this step
+    # Prompt tokens that are still to be computed, as if all prompts in the queue were as
+    # long as the first.
     prompt_tokens: int = 0
-    min_prefill_tokens: int = 1  # of the configuration
-    step_times: StepTimes | None = None
+    min_prefill_tokens: int = 1  # from the configuration
+    step_times: StepTimes | None = None  # durations of recent steps
 
     def budget_within(self, seconds: float) -> int:
         """The tokens with which a step of decode rows and prefill takes about `seconds`:
-        of prefill a multiple of `min_prefill_tokens`, once at least.
+        one for each decode row, and a multiple of `min_prefill_tokens`, which is not 0.
 
-        Without decode rows no token is delayed, and it is `budget`; also if the
-        configuration has no `itl_target`, as then durations are not measured.
+        It is `budget` if there are no decode rows, which would wait for the step; and if
+        the configuration has no `itl_target`, as durations are not measured then.
         """
         if not self.decoding or self.step_times is None:
             return self.budget

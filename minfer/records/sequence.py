@@ -142,7 +142,7 @@ class Chain:
         return Chain(self.keys, self.sealed, self.leaf, self.chunks, self.low, states)
 
 
-@frozen(slots=False)  # which `evolve` copies without its constructor
+@frozen(slots=False)  # so that `evolve` copies it faster, without its constructor
 class Running:
     """Columns over the running sequences, in rank order; all have the same length."""
 

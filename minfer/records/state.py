@@ -100,7 +100,7 @@ class EngineState:
     deferred_clients: frozenset[str] = frozenset()  # clients that the last plan deferred
     overrides: tuple[PolicyOverride, ...] = ()  # within a turn; they leave it as reasons
     adapters: Adapters = NO_ADAPTERS
-    step_times: StepTimes = NOT_MEASURED  # as without an `itl_target`
+    step_times: StepTimes = NOT_MEASURED  # measured if there is an `itl_target`
 
 
 def head_of_queue(state: EngineState) -> Sequence:

@@ -27,9 +27,8 @@ class StateKeeping:
     # Whether the state at the end of every prompt is kept, or only where further samples
     # of the request start from it.
     every_prompt: bool = True
-    # From this many inputs on, a prefill chunk does not end where a state is kept, but
-    # goes on: the executor keeps the state of a position inside it. 0: all chunks end
-    # there.
+    # A prefill chunk of at least this many inputs goes on after a position where a state
+    # is kept: the executor keeps it inside the chunk. 0: every chunk ends there.
     inside_from: int = field(default=0, validator=number(0, prefix=_IN_STATES))
     # The share of the pool's pages that kept states take, at most.
     max_share: float = field(default=0.3, validator=number(0, 1, prefix=_IN_STATES))

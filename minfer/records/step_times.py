@@ -1,17 +1,18 @@
 """How long recent steps took, by the times of the turns in which their results came.
 
-Theory. Steps run one after the other. So a step begins when the one before it has ended,
-or when it is planned if none is in flight, and ends in the turn in which its results
-come. A step of decode rows alone has a duration of its own; prefill tokens beside them
-add to that. Both are averages of recent steps, so they follow the model, the device and
-the load.
+Theory. Steps run one after the other. A step begins when the one before it ends, or when
+it is planned if no other is in flight. It ends in the turn in which its results come.
+Two durations are estimated: that of a step of decode rows alone, and what each prefill
+token adds to it. Both are averages of recent steps, so they follow the model, the device
+and the load.
 
-The cost of a prefill token is not constant: as long as reading the weights takes longer
-than the products, it is close to nothing. So a few tokens say little about many more:
+The cost of a prefill token is not constant: it is close to nothing until the products
+take longer than reading the weights. So a measurement with few tokens says little about
+many more:
 
-- A step takes at most `MAX_GROWTH` times as many tokens as the last ones did.
-- The cost rises at once and falls slowly. If both were quick, every few steps would take
-  too many tokens to find out again that they do.
+- A step takes at most `MAX_GROWTH` times as many prefill tokens as recent ones did.
+- The estimated cost rises quickly and falls slowly. If it fell quickly, one step in a few
+  would take too many tokens.
 """
 
 from math import inf
@@ -21,15 +22,16 @@ from attrs import frozen
 
 from minfer.values.record import evolve
 
-# Weights of the last step in the averages.
+# The weight of the last step in the averages: of `decode`, and of `token` if it rises or
+# falls.
 DECODE_WEIGHT: Final = 1 / 8
 RISE_WEIGHT: Final = 1 / 2
 FALL_WEIGHT: Final = 1 / 64
-# A step counts as at most so many times the average: one that waited for a compilation
-# says little about the next ones.
+# A measurement counts as at most this number of times the average: a step that waited for
+# a compilation says little about the next ones.
 MAX_OUTLIER: Final = 4.0
 MAX_GROWTH: Final = 2  # of the prefill tokens from one step to the next
-# Prefill tokens that cost as much as fewer: CUDA graphs are padded to a multiple.
+# Fewer prefill tokens cost as much as this number: CUDA graphs pad them to a multiple.
 PADDED_TOKENS: Final = 64
 
 
@@ -47,7 +49,8 @@ class StepTimes:
         tokens has ended at `time`.
         """
         seconds = time - self.began
-        if not 0 < seconds < inf or not decoding:  # two may have ended in one turn
+        # The results of two steps may come in one turn; the second has no duration then.
+        if not 0 < seconds < inf or not decoding:
             return evolve(self, began=max(time, self.began))
         if not tokens:
             decode = _average(self.decode, seconds, DECODE_WEIGHT)
@@ -61,8 +64,8 @@ class StepTimes:
         return StepTimes(time, self.decode, _average(self.token, added, weight), most)
 
     def tokens_within(self, seconds: float) -> int:
-        """The prefill tokens with which a step takes at most so long, as far as is known;
-        0 if even decode rows alone take longer.
+        """The prefill tokens with which a step takes at most `seconds`, by what is known;
+        0 if decode rows alone take longer, or if nothing is known yet.
         """
         left, most = seconds - self.decode, MAX_GROWTH * self.tokens
         if not self.decode or left <= 0:
@@ -74,5 +77,5 @@ NOT_MEASURED: Final = StepTimes()
 
 
 def _average(known: float, last: float, weight: float) -> float:
-    """An average after one more value; 0 is none."""
+    """The average `known` after one more value; 0: there is no value yet."""
     return known + weight * (min(last, MAX_OUTLIER * known) - known) if known else last

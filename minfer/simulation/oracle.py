@@ -340,14 +340,16 @@ class Oracle:
     def _until_saved(
         self, row: OracleRow, fill: tuple[int, ...], start: int, save: SaveState
     ) -> tuple[int, ...]:
-        """Take in a chunk's inputs before the position of a save; returns the others."""
+        """Take in a chunk's inputs before the position of a save, and keep that state;
+        returns the other inputs.
+        """
         row.next, count = start, save.inside - start
         self._write(row, fill[:count])
         self._save(row, save)
         return fill[count:]
 
     def _save(self, row: OracleRow, save: SaveState) -> None:
-        """Copy a row's working state."""
+        """Copy a row's working state to the pages of a save."""
         for source, target in zip(self._working(row), save.pages, strict=True):
             self.memory[target] = [*self.memory.get(source, [])]
 

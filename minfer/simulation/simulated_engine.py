@@ -289,7 +289,7 @@ class SimulatedEngine:
             if commands is not None:
                 self._transfers.ended(now)
                 positions += rows * len(times)
-                # Those that are left out are scheduled as far as they were.
+                # The step that is planned reads nothing of these.
                 for i in walk.left_out:
                     positions -= walk.state.running.scheduled[i] + 1
                 self._steady_times(rows - len(walk.left_out), positions, until, 1)

@@ -10,8 +10,8 @@ turns is computed without `engine.step`, by `SteadyWalk`:
     a block turn  by the functions that `step` calls for that: some sequences fill a
                   block, which is published and stored in tiers, or need the next one;
                   or a transfer has ended, or blocks behind a fence are freed
-    a last turn   likewise, but some sequences have all their tokens planned, and the
-                  plan leaves them out; no steady turn follows
+    a last turn   likewise, but all tokens of some sequences are planned already, so the
+                  plan leaves these out; no steady turn follows
 
 The state is the one that `step` computes, field by field, and the turns are the same:
 `SteadyTurns.turns` calls `step` for a reader who wants to see each. Every condition that
@@ -33,10 +33,10 @@ from minfer.lifecycle.seat import growth_lead
 from minfer.planning.build_plan import ones
 from minfer.planning.grow import grow
 from minfer.planning.spread import deferrable_blocks
+from minfer.policies.consult import has_default_budget
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Command, Executed, Lost, Moved, Tick
 from minfer.records.plan import Grow, Plan, Yields
-from minfer.records.policy import FirstCome
 from minfer.records.sequence import Running, edited_column, less
 from minfer.records.state import EngineState, Turn
 from minfer.tiers.finish import finish_transfer
@@ -78,7 +78,8 @@ def is_steady(config: EngineConfig, state: EngineState) -> bool:
     published.
     """
     run = state.running
-    if not len(run) or not _has_usual_budget(config.policy):
+    # Another budget would have to be asked for in every turn.
+    if not len(run) or not has_default_budget(config):
         return False
     return _decodes_alone(config, state) and all(
         _is_decode_of(run, plan) for plan in state.inflight
@@ -101,14 +102,6 @@ def _decodes_alone(config: EngineConfig, state: EngineState) -> bool:
         or tiers.external_queue
         or state.blocks.prefix.unstored
     )
-
-
-def _has_usual_budget(policy: object) -> bool:
-    """Whether the policy leaves the token budget of steps to the engine. A budget of its
-    own would have to be asked for in every turn.
-    """
-    method = getattr(policy, "budget", None)
-    return getattr(method, "__func__", None) is FirstCome.budget
 
 
 def _is_decode_of(run: Running, plan: Plan) -> bool:
@@ -194,12 +187,7 @@ class SteadyWalk:
         # `grow` looks at what is scheduled before the plan of the last turn.
         num_planned = num_turns - bool(growing or left_out)
         state = _advanced(config, before, times, self.yields, num_planned)
-        known = state.running.known
-        ripe = tuple(compress(range(num_rows), map(ge, known, run.publish_at)))
-        if ripe:
-            published = ripe[: deferrable_blocks(config, num_rows)]
-            upto = {i: (known[i] - 1) // config.block_size for i in published}
-            state = publish_blocks(config, state, upto)
+        state = _with_published_blocks(config, state)
         state = free_fenced_blocks(state, _first_step(config, state) - 1)
         for event in ended:
             transition = finish_transfer(config, state, event)
@@ -214,12 +202,7 @@ class SteadyWalk:
         if growing or left_out:
             if len(growing) * config.block_pages > state.blocks.available:
                 return None
-            skipped = {run.run_ids[i] for i in left_out}
-            state, grown, _ = grow(config, state, growing, skipped)
-            grows = tuple(grown.values())
-            cells = {i: scheduled[i] for i in left_out}
-            scheduled = edited_column(_plus(scheduled, 1), cells)
-            state = evolve(state, running=evolve(state.running, scheduled=scheduled))
+            state, grows = _with_last_plan(config, state, growing, left_out)
         if ended:
             self.ended[len(self.times) + num_turns - 1] = tuple(ended)
         self.left_out = left_out
@@ -229,7 +212,7 @@ class SteadyWalk:
     def _append(
         self, state: EngineState, times: Sequence[float], grows: tuple[Grow, ...]
     ) -> None:
-        """Append turns at these times; tables grow so in the plan of the last one."""
+        """Append turns at these times; `grows` are of the plan of the last one."""
         self.state = state
         self.times += times
         self._grows.extend([()] * min(len(times) - 1, self.config.depth))
@@ -258,7 +241,7 @@ class SteadyWalk:
     def _plan(self, turn: int, grows: tuple[Grow, ...]) -> Plan:
         """The plan of the last turn (-1), or of one before it (-2 ...)."""
         run, left_out = self.state.running, self.left_out
-        # As far as it would be scheduled with the sequences that are left out.
+        # As if the last plan had the sequences that it leaves out.
         scheduled = edited_column(
             run.scheduled, {i: run.scheduled[i] + 1 for i in left_out}
         )
@@ -274,6 +257,33 @@ class SteadyWalk:
             max_sampled_tokens=column,
             grows=grows,
         )
+
+
+def _with_published_blocks(config: EngineConfig, state: EngineState) -> EngineState:
+    """The state with the full blocks published that `step` publishes in this turn."""
+    run, num_rows = state.running, len(state.running)
+    ripe = tuple(compress(range(num_rows), map(ge, run.known, run.publish_at)))
+    if not ripe:
+        return state
+    published = ripe[: deferrable_blocks(config, num_rows)]
+    upto = {i: (run.known[i] - 1) // config.block_size for i in published}
+    return publish_blocks(config, state, upto)
+
+
+def _with_last_plan(
+    config: EngineConfig,
+    state: EngineState,
+    growing: tuple[int, ...],
+    left_out: tuple[int, ...],
+) -> tuple[EngineState, tuple[Grow, ...]]:
+    """The state after a plan that leaves out some sequences, and how its tables grow."""
+    before = state.running
+    skipped = {before.run_ids[i] for i in left_out}
+    state, grown, _ = grow(config, state, growing, skipped)
+    cells = {i: before.scheduled[i] for i in left_out}
+    scheduled = edited_column(_plus(before.scheduled, 1), cells)
+    state = evolve(state, running=evolve(state.running, scheduled=scheduled))
+    return state, tuple(grown.values())
 
 
 def _first_step(config: EngineConfig, state: EngineState) -> int:

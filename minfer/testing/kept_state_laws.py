@@ -93,11 +93,7 @@ def _check_saved(
     saves = {plan.saved_at(save) for save in plan.saves if save.index == index}
     anew = seat.account.request.recomputes_prompt
     require(not (saves and anew), "states", "of blocks that are not published")
-    drafting = index in {draft.index for draft in plan.drafts} or any(
-        flight.plan.run_ids[draft.index] == seat.run_id
-        for flight in books.flights
-        for draft in flight.plan.drafts
-    )
+    drafting = _has_drafts(books, plan, seat, index)
     require(not (saves and drafting), "states", "at a position that is not known")
     few = most_state_pages(config) < config.state_pages
     if anew or few or drafting:
@@ -106,10 +102,9 @@ def _check_saved(
     is_long = 0 < config.states.inside_from <= end - start
     right = len(awaited) <= 1 if is_long else awaited <= {end}
     require(right, "states", f"a chunk from {start} to {end}, over {awaited}")
-    due = awaited
-    if not awaited and saves <= {
-        end
-    }:  # beside a state inside it, none is kept at its end
+    due, saves_inside = awaited, bool(saves - {end})
+    # No checkpoint is kept at the end of a chunk that keeps a state inside.
+    if not awaited and not saves_inside:
         due = {end} & {next_checkpoint(config, seat, start)}
     require(not (due and saves - due), "states", f"saved at {saves}, not at {due}")
     if not due or saves or not _has_room(config, after):
@@ -118,6 +113,15 @@ def _check_saved(
     require(full, "states", f"{seat.account.id} does not save its state at {due}")
     _check_less_urgent(plan, seats, index, min(due), awaited=bool(awaited))
     books.skipped_saves[plan.step] += 1
+
+
+def _has_drafts(books: Books, plan: Plan, seat: Seat, index: int) -> bool:
+    """Whether a row has drafts in a plan or in those in flight."""
+    return index in {draft.index for draft in plan.drafts} or any(
+        flight.plan.run_ids[draft.index] == seat.run_id
+        for flight in books.flights
+        for draft in flight.plan.drafts
+    )
 
 
 def _awaited_positions(size: int, seat: Seat) -> set[int]:

@@ -48,7 +48,7 @@ HEAVY_SHARE: Final = 60  # stories with heavy tails for each hundred other stori
 SEARCH_SIZE: Final = 10  # ordinary stories that are drawn by one search
 _gaps = st.sampled_from((0.0, 0.0, 0.001, 0.03, 0.4, 3.0, 20.0))
 _paces = st.sampled_from((1.0, 0.1, 10.0))
-# Most are equal or next to each other, where policies compare; few are extreme.
+# Most are equal or adjacent, as policies compare them; a few are extreme.
 _priorities = st.sampled_from((0, 1, -1, 0, 1, 2, -3, 1 - 2**53, 2**53 - 1))
 # Two kinds, so that a story has few choices: as many drafts as possible, or as many as
 # are profitable.
@@ -274,10 +274,12 @@ def _check(
 
 
 def _search_seed(seed: int | None, index: int) -> int | None:
-    """The seed of one of several searches. In a long one, hypothesis varies a few
-    stories, and rare values are often in none of them: so ordinary stories have several,
-    and each heavy one has its own. A search begins with the simplest story, so that one
-    for a heavy story tries two.
+    """The seed of one of several searches.
+
+    In a long search, hypothesis varies a few stories, and rare values are often in none
+    of them. So ordinary stories are divided among several searches, and each heavy story
+    has a search of its own. A search begins with the simplest story, so that of a heavy
+    story tries two.
     """
     return None if seed is None else 10_000 * seed + index
 

@@ -11,7 +11,7 @@ from typing import Final
 from attrs import define, field
 
 from minfer.blocks.prefix import every_node
-from minfer.policies.consult import keeps_budget
+from minfer.policies.consult import has_default_budget
 from minfer.records.adapters import NO_SLOT
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Admitted
@@ -412,19 +412,18 @@ def _check_target(
     config: EngineConfig, plan: Plan, planning: Planning, after: EngineState
 ) -> None:
     """Check that a step of decode rows and prefill keeps to the target for the time
-    between tokens, as far as the durations of steps are known, and that prompts get
-    ahead.
+    between tokens, by the known durations of steps, and that prompts make progress.
     """
     decoding, num_chunks = len(plan.rows) - len(plan.fills), len(plan.fills)
     if config.itl_target is None or not (decoding and num_chunks):
         return
-    if not keeps_budget(config) or planning.preempted:
+    if not has_default_budget(config) or planning.preempted:
         return
     least = config.min_prefill_tokens
     budget = planning.budget(config, len(planning.plans))
     if budget is not None:
-        may_go_on = budget >= min(config.max_num_batched_tokens, decoding + least)
-        require(may_go_on, "itl", f"{budget} tokens of budget beside {decoding} rows")
+        progresses = budget >= min(config.max_num_batched_tokens, decoding + least)
+        require(progresses, "itl", f"{budget} tokens of budget beside {decoding} rows")
     tokens, times = sum(len(fill.tokens) for fill in plan.fills), after.step_times
     if not config.itl_target or tokens <= max(least, num_chunks):
         return

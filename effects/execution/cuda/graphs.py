@@ -10,11 +10,11 @@ graph is launched kernel by kernel the first time; if it comes again, its graph 
 captured and replayed instead, which takes little longer. As in the rent-or-buy problem,
 this loses little in the worst case: a shape that never occurs a third time has cost one
 capture, about what its launch would have cost. If captures take much longer than launches
-here, more launches come first: a step waits for a capture only if launches of its shape
-have taken `MIN_SPENT_CAPTURES` times as long, both as measured here. (Deferred draws are
-a few launches, and their capture is assumed to take no longer than
-`DEFERRED_CAPTURE_LAUNCHES` times these.) So no step waits longer for a capture than
-requests have waited for launches of its shape, divided by `MIN_SPENT_CAPTURES`.
+on this machine, more launches come first: a step waits for a capture only if launches of
+its shape have taken `MIN_SPENT_CAPTURES` times as long as a capture takes, both as
+measured here. So captures delay steps by at most 1 / `MIN_SPENT_CAPTURES` times what
+launches of the same shapes have. (Deferred draws are a few launches, and their capture is
+assumed to take no longer than `DEFERRED_CAPTURE_LAUNCHES` times these.)
 
 Graphs take memory, so their number is bounded (`MAX_GRAPHS`). A graph that was captured
 in advance may serve no step, while traffic keeps launching a shape without a graph. So a
@@ -59,7 +59,7 @@ class GraphCache:
     graphs: OrderedDict[StepShape, torch.cuda.CUDAGraph] = field(factory=OrderedDict)
     launched: Counter[StepShape] = field(factory=Counter)  # launches without a graph
     pool: "_POOL_HANDLE | None" = None
-    full: bool = False  # there was no memory for a graph: no step waits for one any more
+    full: bool = False  # a capture ran out of memory: no step waits for another one
     spent: dict[StepShape, float] = field(factory=dict)  # seconds of these launches
     # Seconds of captures of whole forwards.
     costs: deque[float] = field(

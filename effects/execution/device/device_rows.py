@@ -302,9 +302,16 @@ class DeviceRows:
             start = self.column_starts["state_table"] + row * self.state_pages
             self._set(start, np.array(self.state_of(row), np.int32))
 
+    @property
+    def saved_offset(self) -> int:
+        """The distance in `state_table` from the line of a row's working state to that of
+        the state that is kept inside its chunk.
+        """
+        return self.scratch + 1
+
     def set_saved(self, row: int, pages: tuple[int, ...]) -> None:
         """Set the pages of the state that a step keeps inside the row's chunk."""
-        line = row + self.scratch + 1
+        line = row + self.saved_offset
         start = self.column_starts["state_table"] + line * self.state_pages
         self._set(start, np.array(pages, np.int32))
 

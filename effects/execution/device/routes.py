@@ -340,10 +340,10 @@ class Routes:
 
 
 def _experts(moe: MoE) -> str:
-    more = moe.has_alike_shared
-    grouped = grouped_from(moe.rule.top_k + more, moe.experts + more)
+    shared = 1 if moe.has_equal_shared else 0
+    grouped = grouped_from(moe.rule.top_k + shared, moe.experts + shared)
     described = f"Triton; grouped by expert from {grouped} tokens of a step"
-    if more:
+    if shared:
         described += (
             f"; up to {MAX_TOKENS_WITH_SHARED} tokens, the shared expert is one of them "
             f"unless adapters change it or it is quantized otherwise"

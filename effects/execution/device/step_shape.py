@@ -20,6 +20,7 @@ from minfer.effects.models.layout.shapes import (
     padded_tokens,
 )
 from minfer.records.config import EngineConfig
+from minfer.values.texts import counted
 
 CHUNK_SIZES = (1, 8, 32)  # prefill chunks of a captured step
 # Decode rows up to which a lone chunk has graphs of its own: beside more, seven padding
@@ -32,9 +33,9 @@ MIXED_DIVISIONS = 4
 # padding costs such a step little, and two other sizes already multiply the number of
 # graphs.
 MAX_DOUBLING_ROWS = 64
-# Beside prefill tokens, one decode row is padded to as many as a share of the tokens: the
-# padding takes so little of such a step's time that more sizes, each with graphs of its
-# own, do not pay.
+# Beside prefill tokens, decode rows are padded to a multiple of a power of two: the
+# largest of at most one row for this number of tokens. The padding takes little of such a
+# step's time; more sizes, each with graphs of its own, would not pay.
 TOKENS_PER_PADDING_ROW = 16
 # Drafts of a step up to which all rows are padded to have drafts: such a small forward
 # takes as long for its weights alone (a 7B: 6.3 ms with 64 inputs, 6.5 with 128, on an
@@ -58,7 +59,7 @@ class StepShape:
     tokens: int = 0  # prefill tokens
     chunks: int = 0  # prefill chunks
     longest: int = 0  # tokens of the longest chunk
-    inside: int = 0  # chunks inside which a state is kept; then there is no graph
+    inside: int = 0  # chunks inside which a state is kept; 0 in all shapes with a graph
     # Splits of the contexts of decode rows, for each group of layers; without: none
     splits: tuple[int, ...] = ()
     # Tokens before the chunks in all, at most, where their latents are expanded, or their
@@ -102,17 +103,17 @@ class StepShape:
         return SamplingNeeds(self.filtered, self.scored, self.shaped)
 
     def described(self) -> str:
-        """Returns what distinguishes such steps, in words."""
+        """Returns what distinguishes steps of this shape, in words."""
         if self.deferred_draws:
-            return f"{self.draws} deferred draws"
+            return counted(self.draws, "deferred draw")
         numbers = {
-            "decode rows": self.decode_rows,
-            "drafts of each": self.drafts,
-            "prefill tokens": self.tokens,
-            "chunks": self.chunks,
-            "draws": self.draws,
+            "decode row": self.decode_rows,
+            "prefill token": self.tokens,
+            "chunk": self.chunks,
+            "draw": self.draws,
         }
-        words = [f"{count} {name}" for name, count in numbers.items() if count]
+        words = [counted(count, noun) for noun, count in numbers.items() if count]
+        words += [f"{counted(self.drafts, 'draft')} a row"] if self.drafts else []
         words += [
             name for name in ("filtered", "scored", "shaped") if getattr(self, name)
         ]
@@ -192,6 +193,9 @@ def mixed_bucket_of(count: int, tokens: int, max_rows: int) -> int:
 
 
 def _mixed_size(count: int) -> int:
+    """Returns the rows of the graph that serves `count` decode rows beside few prefill
+    tokens.
+    """
     if count <= MAX_DOUBLING_ROWS:
         return next_power_of_two(count)
     return bucket_of(count, MIXED_DIVISIONS)

@@ -29,7 +29,7 @@ class PrefillWords(Generic[Array]):
     tokens: Array  # [3, tokens]: ids, positions, device rows
     chunks: Array  # [4, chunks]: device rows, starts, counts, offsets
     draws: Array  # [2, draws]: device rows to sample; the token whose logits each uses
-    # [2, inside]: chunks inside which a state is kept; their inputs before it
+    # [2, inside]: chunks inside which a state is kept; how many inputs are before it
     inside: Array | None = None
 
 

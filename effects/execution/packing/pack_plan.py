@@ -249,17 +249,16 @@ class Packer:
         draft_outputs = DraftOutputs.of(shape, entries, owners)
         return evolve(forward, draw=evolve(forward.draw, draft_outputs=draft_outputs))
 
-    def _mixed_forward(self, plan: Plan, decoding: list[int]) -> Forward:
-        """Returns a forward of decode rows, if any are in it, and prefill chunks."""
-        drawing = [
-            k for k, fill in enumerate(plan.fills) if plan.max_sampled_tokens[fill.index]
-        ]
+    def _mixed_shape(self, plan: Plan, decoding: list[int], drawing: int) -> StepShape:
+        """Returns the shape of a forward of decode rows and prefill chunks, before it is
+        padded; `drawing` of the chunks are sampled.
+        """
         counts = [len(fill.tokens) for fill in plan.fills]
-        all_entries = [*decoding, *(fill.index for fill in plan.fills)]
-        needs = self.rows.sampling_needs(pick(plan.rows, all_entries))
-        shape = StepShape(
+        rows = pick(plan.rows, [*decoding, *(fill.index for fill in plan.fills)])
+        needs = self.rows.sampling_needs(rows)
+        return StepShape(
             decode_rows=len(decoding),
-            draws=len(decoding) + len(drawing),
+            draws=len(decoding) + drawing,
             filtered=needs.filtered,
             scored=needs.scored,
             shaped=needs.shaped,
@@ -268,11 +267,19 @@ class Packer:
             longest=max(counts),
             inside=sum(save.inside > 0 for save in plan.saves),
             keeps_logits=bool(plan.deferred),
-            adapters=self.rows.has_adapters(pick(plan.rows, all_entries)),
+            adapters=self.rows.has_adapters(rows),
         )
+
+    def _mixed_forward(self, plan: Plan, decoding: list[int]) -> Forward:
+        """Returns a forward of decode rows, if any are in it, and prefill chunks."""
+        drawing = [
+            k for k, fill in enumerate(plan.fills) if plan.max_sampled_tokens[fill.index]
+        ]
+        counts = [len(fill.tokens) for fill in plan.fills]
+        shape = self._mixed_shape(plan, decoding, len(drawing))
         shape = self._with_drafts(plan, shape) if decoding else self.pad(shape)
         words = self._zero_words(shape)
-        prefill = PrefillWords(*views(words, shape)[: 3 + (shape.inside > 0)])
+        prefill = PrefillWords(*views(words, shape)[: 4 if shape.inside else 3])
         if prefill.inside is not None:
             prefill.inside[:] = np.array([*_kept_inside(plan)], np.int32).T
         self._write_prefill(plan, prefill, counts, shape.decode_inputs)
@@ -415,8 +422,8 @@ def pick(column: Sequence[Item], indices: Sequence[int]) -> tuple[Item, ...]:
 
 
 def _kept_inside(plan: Plan) -> Iterator[tuple[int, int]]:
-    """Yields the number of each chunk inside which a state is kept, and its inputs before
-    it.
+    """Yields the number of each chunk inside which a state is kept, and how many of its
+    inputs are before that state.
     """
     numbers = {fill.index: number for number, fill in enumerate(plan.fills)}
     for save in plan.saves:

@@ -146,7 +146,7 @@ class BatchBuilder:
         if inside is None:
             return work
         numbers, counts = inside.unbind(0)
-        return work.keeping_inside(numbers, counts, self.rows.scratch + 1)
+        return work.keeping_inside(numbers, counts, self.rows.saved_offset)
 
     def _adapter_slots(self, step: StepRows) -> Tensor | None:
         """Returns the slot of each input's adapter [tokens]."""

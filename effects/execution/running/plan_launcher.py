@@ -129,7 +129,7 @@ class PlanLauncher:
         self._end_step(plan)
 
     def _end_step(self, plan: Plan) -> None:
-        """Log what a plan's launches had to do that was not prepared."""
+        """Log the unprepared work of a plan's launches."""
         owners = self.runner.rows.owners
         self.runner.unprepared.end_step(plan.step, (owners[row] for row in plan.rows))
 

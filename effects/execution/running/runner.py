@@ -350,7 +350,7 @@ class ModelRunner:
         self.stage_buffers.replay(graph, shape.inputs)
 
     def _capture(self, shape: StepShape) -> torch.cuda.CUDAGraph:
-        """Capture the graph of a step that waits for it."""
+        """Capture the graph of a shape while a step waits for it."""
         self.shortcuts.capture()
         begin = time.monotonic()
         try:
@@ -364,8 +364,8 @@ class ModelRunner:
     def _launch(
         self, shape: StepShape, reason: str, extra: ExtraOutputs | None = None
     ) -> float:
-        """Launch a step without a graph, for a reason, where others have one; returns
-        how long that took the host.
+        """Launch a step kernel by kernel; `reason` says why not by a graph. Returns how
+        long that took the host, in seconds.
         """
         begin = time.monotonic()
         self.step(shape, extra=extra)

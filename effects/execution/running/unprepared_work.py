@@ -1,14 +1,15 @@
 """What steps had to do that was not prepared before they came.
 
 Theory. A prepared step replays a graph: that takes the host a fraction of a millisecond,
-and allocates nothing. The rest takes milliseconds, or seconds, and happens to the first
-steps of a kind: launches kernel by kernel, captures of graphs, compilations of kernels,
-memory that torch's allocator takes from the device. Each is counted, with its seconds;
-and if the executor logs lines of level DEBUG, a line for each such step names its
-requests and what it did. A prepared step costs nothing here.
+and allocates nothing. Other work takes milliseconds or seconds, and the first steps of a
+shape have to do it: launches kernel by kernel, captures of graphs, compilations of
+kernels, and allocations of device memory. This work is counted. Not counted are launches
+that no preparation would avoid: of steps that are too large for a graph, or that have
+outputs besides tokens. If the executor logs lines of level DEBUG, a line for each step
+with any such work names its requests and the work. A prepared step costs nothing here.
 
-Compilations are counted where Triton compiles. Other packages' show as the time of the
-launch that they are part of.
+Triton's compilations are counted. Those of other packages are part of the time of the
+launch that needs them.
 """
 
 import logging
@@ -23,6 +24,7 @@ from attrs import define, field, frozen
 from minfer.effects.execution.device.step_shape import StepShape
 from minfer.effects.execution.device.streams import is_gpu
 from minfer.records.plan import NewRow
+from minfer.values.texts import counted
 
 if TYPE_CHECKING:  # it imports Triton, which machines without a GPU need not have
     from minfer.kernels.compiling import Compilation
@@ -36,10 +38,11 @@ ALLOCATED_BYTES: Final = "device_bytes_allocated_in_steps"
 SECONDS: Final = "_seconds"  # added to the first three
 
 MISSING: Final = "it has none yet"
-TOO_LARGE: Final = "it is larger than graphs are"
+TOO_LARGE: Final = "it is too large for one"
 EXTRA_OUTPUTS: Final = "it has outputs besides tokens"
 MAX_NAMED_REQUESTS: Final = 8  # in a line
 MIB: Final = 1 << 20
+MS: Final = 1000.0  # milliseconds of a second
 _log = logging.getLogger("minfer.executor")
 
 
@@ -52,7 +55,7 @@ class DeviceMemory:
 
     @classmethod
     def of(cls, device: torch.device) -> "DeviceMemory":
-        """Read it; on the CPU, nothing."""
+        """Returns what it has taken by now; on the CPU, nothing."""
         if not is_gpu(device):
             return cls()
         stats = torch.cuda.memory_stats(device)
@@ -64,7 +67,8 @@ class UnpreparedWork:
     """The unprepared work of one executor's steps."""
 
     device: torch.device
-    # Of kernels, as they end; those of other threads are not of this executor's steps.
+    # Those that have ended and are not counted yet, of all threads: some may belong to
+    # other work than this executor's steps.
     compilations: "deque[Compilation]" = field(factory=deque)
     counts: Counter[str] = field(factory=Counter)
     seconds: dict[str, float] = field(factory=dict)
@@ -73,7 +77,7 @@ class UnpreparedWork:
 
     @classmethod
     def of(cls, device: torch.device) -> "UnpreparedWork":
-        """Begin to count."""
+        """Returns counts of 0, and begins to watch compilations on a GPU."""
         if not is_gpu(device):
             return cls(device)
         from minfer.kernels.compiling import watch_compilations
@@ -81,7 +85,7 @@ class UnpreparedWork:
         return cls(device, watch_compilations(), memory=DeviceMemory.of(device))
 
     def restart(self) -> None:
-        """Drop all counts: what came so far was preparation."""
+        """Set all counts to 0: what was done so far was preparation."""
         self.compilations.clear()
         self.counts.clear()
         self.seconds.clear()
@@ -99,29 +103,27 @@ class UnpreparedWork:
         return totals
 
     def note_launch(self, shape: StepShape, reason: str, seconds: float) -> None:
-        """Note that a step was launched without a graph, and why. If its shape has
-        graphs, it is counted; others are logged.
+        """Note that a step was launched without a graph, and why. It is counted if the
+        reason is MISSING, and logged in any case.
         """
         if reason == MISSING:
             self._count(LAUNCHES, seconds)
-        milliseconds = 1000 * seconds
         self.parts.append(
             f"launched without a graph, as {reason}: {shape.described()}, "
-            f"{milliseconds:.1f} ms"
+            f"{MS * seconds:.1f} ms"
         )
         self._note_memory()
 
     def note_capture(self, shape: StepShape, seconds: float) -> None:
         """Note that a step waited for the capture of its graph."""
         self._count(CAPTURES, seconds)
-        milliseconds = 1000 * seconds
         self.parts.append(
-            f"captured a graph of {shape.described()}, {milliseconds:.1f} ms"
+            f"captured a graph of {shape.described()}, {MS * seconds:.1f} ms"
         )
         self._note_memory()
 
     def end_step(self, step: int, owners: Iterable[NewRow | None]) -> None:
-        """Log what a step did, if it did anything."""
+        """Log the unprepared work of a step, if it had any."""
         if self.compilations:
             self._note_compilations()
         if not self.parts:
@@ -140,8 +142,9 @@ class UnpreparedWork:
             if compilation.thread != threading.get_ident():
                 continue  # of another executor, or of work beside steps
             self._count(COMPILATIONS, compilation.seconds)
-            milliseconds = 1000 * compilation.seconds
-            self.parts.append(f"compiled {compilation.kernel}, {milliseconds:.0f} ms")
+            self.parts.append(
+                f"compiled {compilation.kernel}, {MS * compilation.seconds:.0f} ms"
+            )
 
     def _note_memory(self) -> None:
         before, now = self.memory, DeviceMemory.of(self.device)
@@ -150,8 +153,9 @@ class UnpreparedWork:
             taken = max(0, now.bytes_held - before.bytes_held)
             self.counts[ALLOCATIONS] += calls
             self.counts[ALLOCATED_BYTES] += taken
+            allocations = counted(calls, "allocation")
             self.parts.append(
-                f"took {taken / MIB:.1f} MiB from the device in {calls} allocations"
+                f"took {taken / MIB:.1f} MiB from the device in {allocations}"
             )
 
 

@@ -15,7 +15,7 @@ the deferred draws, which are a few launches, come after pure decode steps. Then
 rarely requested shapes: other ways of sampling, contexts with other splits, many short
 prompts at once. Other steps of many prefill tokens come last.
 
-There is not time for all prompt shapes beside more decode rows. The number of decode rows
+There is no time for all prompt shapes beside more decode rows. The number of decode rows
 and the length of prompts are not known before requests arrive; both vary by factors: a
 server has 2 streams or 40, and a prompt leaves 20 tokens to compute or 600. So each
 doubling is assumed to be equally likely, and the likelihood of a shape is the product of
@@ -56,17 +56,17 @@ from minfer.records.speculation import DEVICE
 MAX_USUAL_TOKENS: Final = 2048
 # Prefill tokens of several prompts at once, in loads of few clients.
 SEVERAL_PROMPT_TOKENS: Final = range(256, 4096 + 1)
-# Likelihood of prompts beside no decode row, in doublings of rows; and of several prompts
-# beside few rows, compared with one prompt.
-IDLE_DOUBLINGS: Final = 0.5
-# Doublings of prompts that wait, beyond what a step takes: then each step is full.
-FULL_DOUBLINGS: Final = 3.0
-# The fewest prefill tokens and decode rows, of which the first doublings are counted.
+# Where the first doublings begin, of prefill tokens and of decode rows.
 MIN_TOKENS: Final = 32
 MIN_ROWS: Final = 0.5
+# What a shape without decode rows counts, in doublings of rows.
+IDLE_DOUBLINGS: Final = 0.5
+# Doublings of waiting prompt tokens beyond what a step takes: they fill the largest step.
+FULL_DOUBLINGS: Final = 3.0
+# The likelihood of several prompts beside few rows, compared with one prompt.
+SEVERAL_LIKELIHOOD: Final = 0.25
 # Tokens of a prompt, in large steps that many prompts fill.
 USUAL_PROMPT_TOKENS: Final = range(128, 512 + 1)
-SEVERAL_LIKELIHOOD: Final = 0.25
 # Returns a shape with the splits for contexts of up to a number of tokens.
 AddSplits = Callable[[StepShape, int], StepShape]
 
@@ -157,16 +157,10 @@ def _likeliest_first(*groups: "PrefillShapes") -> list[StepShape]:
     fill large steps, sorted by the doublings of rows and of tokens that they serve.
     """
     more_chunks = {shape for group in groups for shape in group.more_chunks}
-    shapes = [
-        *(shape for group in groups for shape in group.fewest_chunks),
-        *more_chunks,
-        *(
-            shape
-            for group in groups
-            for shape in group.large
-            if _is_of_usual_prompts(shape)
-        ),
-    ]
+    shapes = [shape for group in groups for shape in group.fewest_chunks]
+    shapes += more_chunks
+    large = [shape for group in groups for shape in group.large]
+    shapes += filter(_is_of_usual_prompts, large)
     tokens = _doublings((shape.tokens for shape in shapes), MIN_TOKENS)
     tokens[max(tokens)] += FULL_DOUBLINGS
     rows = {
@@ -193,11 +187,11 @@ def _is_of_usual_prompts(shape: StepShape) -> bool:
 
 
 def _doublings(counts: Iterable[int], least: float) -> dict[int, float]:
-    """Returns how many doublings each size serves, from the next smaller size on; the
-    smallest, from `least` on.
+    """Returns how many doublings each size but 0 serves: from the next smaller size to
+    itself, or from `least` if it is the smallest.
     """
     sizes = sorted({*counts} - {0})
-    starts = [least, *sizes]  # of what each serves
+    starts = [least, *sizes]
     return {size: log2(size / start) for size, start in zip(sizes, starts, strict=False)}
 
 

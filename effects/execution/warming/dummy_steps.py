@@ -73,9 +73,9 @@ def launch_dummy_steps(dummy_runner: DummyRunner) -> None:
 
 
 def large_shapes(runner: ModelRunner) -> list[StepShape]:
-    """Returns the shapes of the largest steps, if they have no graph or other packages'
-    kernels: of one prompt, and of several beside decode rows; each with and without
-    history, where that makes a difference.
+    """Returns the shapes of the largest steps that have no graph, or that run kernels of
+    other packages: of one prompt, and of several beside decode rows; each with and
+    without history, if kernels differ by that.
     """
     uses_packages = runner.shortcuts.flash or runner.shortcuts.fused
     config, routes = runner.config, runner.backend.routes

@@ -1,10 +1,10 @@
 """The folder in which Triton keeps compiled kernels, so that the next start finds them.
 
-Triton writes each kernel there before it is loaded, and fails where it cannot. So if the
-folder cannot be written, or its disk is full, a spare one on this machine takes its
-place: kernels that are complete in the first one are linked there, and others are
-compiled to it. The spare folder belongs to the user alone, as kernels in it are code; it
-is the same for all processes, and stays until the machine or container restarts.
+Triton writes each kernel to its folder before it loads it, and fails if it cannot. So if
+the folder cannot be written, or its disk is full, a spare folder on this machine takes
+its place: complete kernels of the first folder are linked there, and others are compiled
+to it. No other user has access to the spare folder, as kernels in it are code. It is the
+same for all processes, and stays until the machine or container restarts.
 """
 
 import logging
@@ -26,7 +26,7 @@ _log = logging.getLogger("minfer.executor")
 
 def prepare_kernel_folder() -> None:
     """Have Triton use a spare folder, with a warning, if its own cannot be written.
-    Raises ConfigError if none can.
+    Raises ConfigError if neither can.
     """
     from triton import knobs
 
@@ -36,7 +36,7 @@ def prepare_kernel_folder() -> None:
     spare = _spare_folder(folder, problem)
     for link in spare.iterdir():
         if link.is_symlink() and not link.exists():
-            link.unlink()  # what it led to is gone
+            link.unlink()  # its kernel is gone
     linked = sum(_link(kernel, spare) for kernel in _complete_kernels(folder))
     knobs.cache.dir = str(spare)
     _log.warning(
@@ -70,26 +70,36 @@ def write_problem(folder: Path) -> str:
 
 
 def _spare_folder(folder: Path, problem: str) -> Path:
-    """Returns a folder of this user alone that can be written."""
+    """Returns a folder that can be written, in place of one with a problem. Raises
+    ConfigError if there is none.
+    """
     tried = [f"{folder}: {problem}"]
     for parent in dict.fromkeys((tempfile.gettempdir(), SHARED_MEMORY)):
         spare = Path(parent) / f"minfer-kernels-{os.getuid()}"
-        try:
-            spare.mkdir(mode=stat.S_IRWXU, exist_ok=True)
-            problem = "" if _is_private(spare) else "it belongs to others"
-        except OSError as error:
-            problem = error.strerror or repr(error)
-        if not (problem := problem or write_problem(spare)):
+        if not (spare_problem := _spare_problem(spare)):
             return spare
-        tried.append(f"{spare}: {problem}")
+        tried.append(f"{spare}: {spare_problem}")
     raise ConfigError(
         f"compiled kernels cannot be written anywhere ({'; '.join(tried)}): set "
         "TRITON_CACHE_DIR to a folder that can be written"
     )
 
 
+def _spare_problem(spare: Path) -> str:
+    """Returns why a spare folder, which is made if it is missing, cannot be used; empty
+    if it can.
+    """
+    try:
+        spare.mkdir(mode=stat.S_IRWXU, exist_ok=True)
+        if not _is_private(spare):
+            return "other users have access to it"
+    except OSError as error:
+        return error.strerror or repr(error)
+    return write_problem(spare)
+
+
 def _is_private(folder: Path) -> bool:
-    """Returns whether a folder is of this user, and nobody else may use it."""
+    """Returns whether a path is a folder of this user, and no other has access to it."""
     status = folder.lstat()
     is_folder = stat.S_ISDIR(status.st_mode)
     others = status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
@@ -97,9 +107,7 @@ def _is_private(folder: Path) -> bool:
 
 
 def _complete_kernels(folder: Path) -> Iterator[Path]:
-    """Yields the folders of kernels, and of their launchers, that were written to the
-    end.
-    """
+    """Yields the folders of kernels, and of their launchers, that are complete."""
     try:
         for kernel in folder.iterdir():
             if any(kernel.glob("__grp__*.json")) or any(kernel.glob("*.so")):
@@ -110,7 +118,7 @@ def _complete_kernels(folder: Path) -> Iterator[Path]:
 
 def _link(kernel: Path, spare: Path) -> bool:
     """Link a kernel's folder into the spare one, unless it is there; returns whether it
-    is usable from there.
+    is there now.
     """
     link = spare / kernel.name
     try:

@@ -83,8 +83,8 @@ class WarmUp:
         self._capture_for(self.readiness.capturing * (DRAFTING_FACTOR if drafting else 1))
         self.runner.wait()
         _log.info(
-            "%d graphs captured before it is ready; %d more while no request is served, "
-            "or when steps need them",
+            "%d graphs captured before the engine is ready; up to %d more while no "
+            "request is served, or when steps need them",
             len(self.runner.captures.graphs),
             len(self.pending),
         )

@@ -203,12 +203,11 @@ class EngineWorker:
         return tuple(sorted(named - {"", *running}))
 
     def _totals(self) -> Totals:
-        others = [counts_of(self.driver.executor)]
+        counts = [counts_of(self.driver.executor)]
         if self.store is not None:
-            others.append(self.store.totals())
-        return sum_totals(
-            [self.tally.totals(), *(Totals(counts, {}) for counts in others if counts)]
-        )
+            counts.append(self.store.totals())
+        others = [Totals(numbers, {}) for numbers in counts if numbers]
+        return sum_totals([self.tally.totals(), *others])
 
     def drain(self, timeout: float | None = None) -> bool:
         """As `EngineClient` says."""

@@ -14,10 +14,11 @@ Gemma 4 has experts *beside* a dense feed-forward: both read the residual stream
 through a norm of its own; their results are normalised, added, and normalised again. Its
 router has a norm of its own, too.
 
-A shared expert that is as wide as the others is stored behind them, in the same tensors.
-In steps of few tokens it is one more expert of each token, and costs no launches of its
-own. In steps of many it is a dense feed-forward, whose products are faster than those of
-experts. Both read the same memory.
+Every token also goes through the shared experts, if there are any. A single one that is
+as wide as the others is stored behind them, in the same tensors, and used in two ways. In
+steps of few tokens it is one more expert of each token, and has no launches of its own.
+In steps of many it is a dense feed-forward, whose products are faster than those of
+experts.
 
 With tensor parallelism, every expert is split as a dense feed-forward is; or each rank
 has some of the experts whole (expert parallelism), and a token's other experts are not
@@ -81,8 +82,9 @@ from minfer.kernels.leaves import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Up to this many tokens a shared expert is one more of the experts. Of more, an estimate:
-# tiles of experts take longer than cuBLAS by more than five launches take.
+# Up to this many tokens of a step, a shared expert is one more of each token's experts.
+# An estimate: with more, the products of experts are slower than cuBLAS by more than the
+# saved launches take.
 MAX_TOKENS_WITH_SHARED: Final = 256
 
 
@@ -127,9 +129,9 @@ class MoE:
         return self.experts if self.rank_experts is None else len(self.rank_experts)
 
     @property
-    def has_alike_shared(self) -> bool:
-        """Whether there is a shared expert whose matrices are as large as those of the
-        others, all of which this rank has.
+    def has_equal_shared(self) -> bool:
+        """Whether this rank has all experts, and a shared one with matrices of the same
+        sizes.
         """
         if self.shared is None or self.rank_experts is not None:
             return False
@@ -284,9 +286,11 @@ class SharedWeights:
 
 @frozen(eq=False)
 class WithShared:
-    """The experts and the shared one as one more of them, all in the memory of both."""
+    """The experts with the shared one behind them: `MoEWeights.experts` and
+    `MoEWeights.shared` are parts of the same memory.
+    """
 
-    router: ExpertRouter
+    router: ExpertRouter  # chooses the shared expert for each token, too
     experts: Experts
 
 
@@ -448,7 +452,7 @@ def empty_moe(sizes: MoE, make: WeightMaker) -> MoEWeights:
     router = _empty_router(sizes, make)
     shared: SharedWeights | None
     with_shared: WithShared | None = None
-    if sizes.shared is not None and _is_one_more(sizes, sizes.shared, make):
+    if sizes.shared is not None and _is_stored_behind(sizes, sizes.shared, make):
         experts, shared, with_shared = _empty_with_shared(sizes, router, make)
     else:
         experts, shared = _empty_experts(sizes, make), _empty_shared(sizes, make)
@@ -481,7 +485,7 @@ def _empty_router(sizes: MoE, make: WeightMaker) -> ExpertRouter:
 
 
 def _empty_experts(sizes: MoE, make: WeightMaker, more: int = 0) -> Experts:
-    """Returns the uninitialised experts of a rank, and room for `more` of them."""
+    """Returns the uninitialised experts of a rank, and `more` behind them."""
     count = sizes.num_rank_experts + more
     return Experts(
         gate_up=make.linear(evolve(sizes.gate_up, experts=count)),
@@ -509,12 +513,12 @@ def _empty_shared_gate(sizes: MoE, make: WeightMaker) -> Linear | None:
     return Linear(weight=make.matrix(1, sizes.hidden_size), parts=(1,))
 
 
-def _is_one_more(sizes: MoE, shared: Dense, make: WeightMaker) -> bool:
-    """Returns whether the shared expert is stored as one more of a rank's experts: it is
-    as wide, and quantized as they are. On the CPU, quantized matrices are packed one by
-    one, so that none is a part of another.
+def _is_stored_behind(sizes: MoE, shared: Dense, make: WeightMaker) -> bool:
+    """Returns whether the shared expert is stored behind a rank's experts: if its
+    matrices have the same sizes and the same quantization. On the CPU, quantized matrices
+    are packed one by one, so they cannot be parts of one tensor.
     """
-    if not sizes.has_alike_shared or not make.has_memory:
+    if not sizes.has_equal_shared or not make.has_memory:
         return False
     for expert, of_shared in (
         (sizes.gate_up, shared.gate_up),
@@ -531,7 +535,7 @@ def _is_one_more(sizes: MoE, shared: Dense, make: WeightMaker) -> bool:
 def _empty_with_shared(
     sizes: MoE, router: ExpertRouter, make: WeightMaker
 ) -> tuple[Experts, SharedWeights, WithShared]:
-    """Returns uninitialised experts, a shared one behind them, and all as one leaf."""
+    """Returns uninitialised experts, the shared one behind them, and all together."""
     every, count = _empty_experts(sizes, make, more=1), sizes.num_rank_experts
     experts = evolve(
         every,
@@ -729,7 +733,7 @@ def feed_moe(
         step.communicator.rank_info.has_whole_matrices and weights.after is None
     )
     total = hidden if adds_directly else hidden.new_zeros(hidden.shape)
-    if (with_shared := _one_more(weights, len(x), step.products)) is not None:
+    if (with_shared := _with_shared(weights, len(x), step.products)) is not None:
         choice = route(x, with_shared.router, step.products)
         add_experts(total, x, with_shared.experts, choice, step.products)
     else:
@@ -740,11 +744,11 @@ def feed_moe(
         add_part(hidden, total, step.communicator, weights.after)
 
 
-def _one_more(
+def _with_shared(
     weights: MoEWeights, tokens: int, context: ProductContext
 ) -> WithShared | None:
-    """Returns the experts with the shared one, if it is one more for this number of
-    tokens. Adapters change it as a dense feed-forward.
+    """Returns the experts with the shared one behind them, if this number of tokens uses
+    them so; not if adapters may change them, which know it as a dense feed-forward.
     """
     experts, shared = weights.experts, weights.shared
     if weights.with_shared is None or shared is None or tokens > MAX_TOKENS_WITH_SHARED:

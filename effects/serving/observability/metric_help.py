@@ -113,7 +113,7 @@ HELP: Final[Mapping[str, str]] = {
     "failed_adapter_loads": "Loads of adapters that failed; their requests have ended.",
     "steps_without_graph": (
         "Forwards that were launched kernel by kernel, as no CUDA graph of their shape "
-        "was captured yet. A large prompt that graphs are not made for is not counted."
+        "was captured yet. Forwards that are too large for a graph are not counted."
     ),
     "steps_without_graph_seconds": "Seconds in which the host launched these.",
     "graphs_captured_in_steps": "CUDA graphs for whose capture a step waited.",

@@ -136,6 +136,6 @@ def test_a_folder_that_others_can_write_is_no_spare_one(
         prepare_kernel_folder()
     assert str(raised.value) == (
         f"compiled kernels cannot be written anywhere ({cache}: No space left on device; "
-        f"{spare}: it belongs to others; {tmp_path / 'shm' / spare.name}: it belongs to "
-        "others): set TRITON_CACHE_DIR to a folder that can be written"
+        f"{spare}: other users have access to it; {tmp_path / 'shm' / spare.name}: other "
+        "users have access to it): set TRITON_CACHE_DIR to a folder that can be written"
     )

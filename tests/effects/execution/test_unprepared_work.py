@@ -72,7 +72,7 @@ def test_a_step_logs_all_that_it_did_with_its_requests(
     [message] = caplog.messages
     assert message == (
         "step 812 of b, a: launched without a graph, as it has none yet: 2 decode rows, "
-        "64 prefill tokens, 1 chunks, 3 draws, filtered, 21.3 ms; captured a graph of "
+        "64 prefill tokens, 1 chunk, 3 draws, filtered, 21.3 ms; captured a graph of "
         "4 decode rows, 4 draws, 38.0 ms; took 2.0 MiB from the device in 2 allocations; "
         "compiled attend, 412 ms"
     )
@@ -98,7 +98,7 @@ def test_a_large_prompt_is_logged_and_not_counted(
     [message] = caplog.messages
     assert message == (
         "step 1 of r0, r1, r2, r3, r4, r5, r6, r7 and 2 more: launched without a graph, "
-        "as it is larger than graphs are: 2 decode rows, 9000 prefill tokens, 1 chunks, "
+        "as it is too large for one: 2 decode rows, 9,000 prefill tokens, 1 chunk, "
         "3 draws, with adapters, splits (2,), 200.0 ms"
     )
     assert not any(work.totals().values())

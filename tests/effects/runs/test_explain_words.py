@@ -11,7 +11,8 @@ from tests.core.test_engine import CONFIG
     ("target", "because", "remedy"),
     [
         (None, "16 each", "raise --max-num-batched-tokens above 16"),
-        (0.0, "at most 16 each, and fewer beside", "set --itl-target to more millisec"),
+        (0.0, "at most 16 each, and fewer beside", "set --itl-target to none, which"),
+        (0.02, "at most 16 each, and fewer beside", "set --itl-target to more millisec"),
     ],
 )
 def test_what_bounds_the_tokens_of_a_step_is_named(
