@@ -128,10 +128,11 @@ class MoE:
 
     @property
     def has_alike_shared(self) -> bool:
-        """Whether there is a shared expert whose matrices are as large as those of the
-        others, all of which this rank has.
+        """Whether there is a shared expert that gets what the others get, and whose
+        matrices are as large as theirs; this rank has all of them.
         """
-        if self.shared is None or self.rank_experts is not None:
+        is_latent = self.latent_size is not None
+        if self.shared is None or self.rank_experts is not None or is_latent:
             return False
         pairs = (self.gate_up, self.shared.gate_up), (self.down, self.shared.down)
         return all(
