@@ -1,6 +1,8 @@
 """Transfers that are wrong on purpose."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -8,6 +10,7 @@ from attrs import evolve
 from minfer.records.messages import Loading, LostBlocks, Move, Submit
 from minfer.records.state import EngineState, Transition, Turn
 from minfer.records.tiers import NO_TIERS, Tiers, TransferKind
+from minfer.testing import tier_laws
 from minfer.testing.invariants import InvariantError, check
 from minfer.testing.ledger import Ledger
 from tests.core.tiers.hosted import TIGHT, Hosted
@@ -52,6 +55,19 @@ def test_a_wrong_move_is_named(
     Ledger.at(TIGHT, turn.before).take(turn.events, turn.transition)
     with pytest.raises((InvariantError, KeyError), match=f"{why}|99"):
         Ledger.at(TIGHT, turn.before).take(turn.events, changed(turn.transition, change))
+
+
+def test_what_is_published_in_its_turn_is_no_fault_of_a_load() -> None:
+    """A running sequence releases blocks behind its window for a newcomer, after a load
+    of the same content was chosen.
+    """
+    [transfer] = turn_with(loads=True).transition.state.tiers.transfers
+    there: Any = SimpleNamespace(nodes=transfer.keys)
+    empty: Any = SimpleNamespace(nodes=())
+    tier_laws._check_writes_new(empty, there, transfer)
+    tier_laws._check_writes_new(there, empty, transfer)  # evicted for it
+    with pytest.raises(InvariantError, match="is there already"):
+        tier_laws._check_writes_new(there, there, transfer)
 
 
 def test_a_load_without_its_reason_and_a_loss_that_never_was_are_named() -> None:
