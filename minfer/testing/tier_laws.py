@@ -134,12 +134,15 @@ def _check_reads(source: PrefixIndex, transfer: Transfer, pages: Pages) -> None:
 
 
 def _check_writes_new(before: PrefixIndex, now: PrefixIndex, transfer: Transfer) -> None:
-    """Check that what is written was not there. In the turn in which it begins, a running
-    sequence may publish the same content, to release blocks behind its window for a
-    newcomer: that is known after the transfer was chosen, as it is in later turns.
+    """Check that what is written was not there, in the same pages, before and after the
+    turn. In the turn in which it begins, a running sequence may publish the same content,
+    to release blocks behind its window for a newcomer: that is known after the transfer
+    was chosen, as it is in later turns.
     """
-    twice = [key for key in transfer.keys if key in before.nodes and key in now.nodes]
-    require(not twice, "tiers", "what is written is there already")
+    for key in transfer.keys:
+        old, new = node_of(before, key), node_of(now, key)
+        stays = old is not None and new is not None and old.pages == new.pages
+        require(not stays, "tiers", "what is written is there already")
 
 
 def _check_load(transfer: Transfer, now: EngineState) -> None:

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from attrs import evolve
 
+from minfer.blocks.prefix import ROOT
 from minfer.records.messages import Loading, LostBlocks, Move, Submit
 from minfer.records.state import EngineState, Transition, Turn
 from minfer.records.tiers import NO_TIERS, Tiers, TransferKind
@@ -62,10 +63,16 @@ def test_what_is_published_in_its_turn_is_no_fault_of_a_load() -> None:
     of the same content was chosen.
     """
     [transfer] = turn_with(loads=True).transition.state.tiers.transfers
-    there: Any = SimpleNamespace(nodes=transfer.keys)
-    empty: Any = SimpleNamespace(nodes=())
-    tier_laws._check_writes_new(empty, there, transfer)
-    tier_laws._check_writes_new(there, empty, transfer)  # evicted for it
+    there, anew, empty = (
+        cast(Any, SimpleNamespace(nodes=nodes))
+        for nodes in (
+            dict.fromkeys(transfer.keys, ((1,), ROOT, 0, 0, 0)),
+            dict.fromkeys(transfer.keys, ((2,), ROOT, 1, 0, 0)),
+            {},
+        )
+    )
+    for before, now in ((empty, there), (there, empty), (there, anew)):
+        tier_laws._check_writes_new(before, now, transfer)
     with pytest.raises(InvariantError, match="is there already"):
         tier_laws._check_writes_new(there, there, transfer)
 
