@@ -67,7 +67,7 @@ def read_itl_target(text: str) -> float | str:
 
 
 def _is_itl_target(value: Any) -> bool:
-    fits = is_number(value) and 0 < value < math.inf
+    fits = is_number(value) and 0 < value <= MAX_INT64
     return value is None or fits or value in ITL_WORDS
 
 

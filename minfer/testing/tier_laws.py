@@ -43,9 +43,9 @@ def check_transfers(
     for command in commands:
         transfer = after[command.number]
         if isinstance(command, Move):
-            _check_move(command, transfer, turn.state)
+            _check_move(command, transfer, before, turn.state)
         else:
-            _check_external(command, transfer, turn.state)
+            _check_external(command, transfer, before, turn.state)
         if transfer.kind.to_device:
             _check_load(transfer, turn.state)
     if not any(isinstance(event, Lost) for event in events):
@@ -83,7 +83,9 @@ def _blocks_of(state: EngineState, *, device: bool) -> Blocks:
     return state.blocks if device or host is None else host
 
 
-def _check_move(move: Move, transfer: Transfer, now: EngineState) -> None:
+def _check_move(
+    move: Move, transfer: Transfer, before: EngineState, now: EngineState
+) -> None:
     """Check that a transfer reads the blocks of its keys, each behind the one before, and
     writes nothing that has content.
     """
@@ -92,11 +94,17 @@ def _check_move(move: Move, transfer: Transfer, now: EngineState) -> None:
     require(right and len(move.sources) == len(move.targets), "tiers", "other pages")
     source = _blocks_of(now, device=not move.kind.to_device).prefix
     _check_reads(source, transfer, move.sources)
-    _check_writes_new(_blocks_of(now, device=move.kind.to_device).prefix, transfer)
+    earlier, later = (
+        _blocks_of(state, device=move.kind.to_device).prefix for state in (before, now)
+    )
+    _check_writes_new(earlier, later, transfer)
 
 
 def _check_external(
-    command: StoreBlocks | FetchBlocks, transfer: Transfer, now: EngineState
+    command: StoreBlocks | FetchBlocks,
+    transfer: Transfer,
+    before: EngineState,
+    now: EngineState,
 ) -> None:
     """Check that blocks of the device are stored under their own keys; or that those are
     fetched that the external store is believed to have, and the device has not.
@@ -111,7 +119,7 @@ def _check_external(
     require(
         is_believed, "tiers", "blocks that the external store is not believed to have"
     )
-    _check_writes_new(now.blocks.prefix, transfer)
+    _check_writes_new(before.blocks.prefix, now.blocks.prefix, transfer)
 
 
 def _check_reads(source: PrefixIndex, transfer: Transfer, pages: Pages) -> None:
@@ -125,9 +133,16 @@ def _check_reads(source: PrefixIndex, transfer: Transfer, pages: Pages) -> None:
             require(follows, "tiers", "a block is behind another one")
 
 
-def _check_writes_new(target: PrefixIndex, transfer: Transfer) -> None:
-    twice = [key for key in transfer.keys if key in target.nodes]
-    require(not twice, "tiers", "what is written is there already")
+def _check_writes_new(before: PrefixIndex, now: PrefixIndex, transfer: Transfer) -> None:
+    """Check that what is written was not there, in the same pages, before and after the
+    turn. In the turn in which it begins, a running sequence may publish the same content,
+    to release blocks behind its window for a newcomer: that is known after the transfer
+    was chosen, as it is in later turns.
+    """
+    for key in transfer.keys:
+        old, new = node_of(before, key), node_of(now, key)
+        stays = old is not None and new is not None and old.pages == new.pages
+        require(not stays, "tiers", "what is written is there already")
 
 
 def _check_load(transfer: Transfer, now: EngineState) -> None:

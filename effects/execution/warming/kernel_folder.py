@@ -7,6 +7,8 @@ to it. No other user has access to the spare folder, as kernels in it are code. 
 same for all processes, and stays until the machine or container restarts.
 """
 
+import contextlib
+import json
 import logging
 import os
 import shutil
@@ -30,13 +32,16 @@ def prepare_kernel_folder() -> None:
     """
     from triton import knobs
 
+    if not knobs.cache.dir:  # TRITON_CACHE_DIR is empty: as if it were not set
+        knobs.cache.dir = knobs.cache.get_triton_dir("cache")
     folder = Path(knobs.cache.dir)
     if not (problem := write_problem(folder)):
         return
     spare = _spare_folder(folder, problem)
     for link in spare.iterdir():
-        if link.is_symlink() and not link.exists():
-            link.unlink()  # its kernel is gone
+        if link.is_symlink() and not _is_complete(link):
+            # What it led to is gone; another process may have removed it, too.
+            link.unlink(missing_ok=True)
     linked = sum(_link(kernel, spare) for kernel in _complete_kernels(folder))
     knobs.cache.dir = str(spare)
     _log.warning(
@@ -74,7 +79,7 @@ def _spare_folder(folder: Path, problem: str) -> Path:
     ConfigError if there is none.
     """
     tried = [f"{folder}: {problem}"]
-    for parent in dict.fromkeys((tempfile.gettempdir(), SHARED_MEMORY)):
+    for parent in dict.fromkeys((*_temporary_folder(), SHARED_MEMORY)):
         spare = Path(parent) / f"minfer-kernels-{os.getuid()}"
         if not (spare_problem := _spare_problem(spare)):
             return spare
@@ -98,6 +103,12 @@ def _spare_problem(spare: Path) -> str:
     return write_problem(spare)
 
 
+def _temporary_folder() -> Iterator[str]:
+    """Yields the folder for temporary files, if one of those can be written."""
+    with contextlib.suppress(FileNotFoundError):
+        yield tempfile.gettempdir()
+
+
 def _is_private(folder: Path) -> bool:
     """Returns whether a path is a folder of this user, and no other has access to it."""
     status = folder.lstat()
@@ -109,11 +120,29 @@ def _is_private(folder: Path) -> bool:
 def _complete_kernels(folder: Path) -> Iterator[Path]:
     """Yields the folders of kernels, and of their launchers, that are complete."""
     try:
-        for kernel in folder.iterdir():
-            if any(kernel.glob("__grp__*.json")) or any(kernel.glob("*.so")):
-                yield kernel
+        yield from filter(_is_complete, folder.iterdir())
     except OSError:  # it cannot be read either
         return
+
+
+def _is_complete(kernel: Path) -> bool:
+    """Returns whether the folder of a kernel, or of its launcher, was written to the
+    end.
+    """
+    groups = [*kernel.glob("__grp__*.json")]
+    return all(map(_is_usable, groups)) and bool(groups or any(kernel.glob("*.so")))
+
+
+def _is_usable(group: Path) -> bool:
+    """Returns whether the files of a kernel are where Triton looks for them: at the paths
+    at which they were written, so not if the folder was moved or is mounted elsewhere.
+    Triton would compile it again, to the folder that cannot be written.
+    """
+    try:
+        paths = json.loads(group.read_bytes())["child_paths"].values()
+        return all(map(os.path.exists, paths))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False
 
 
 def _link(kernel: Path, spare: Path) -> bool:

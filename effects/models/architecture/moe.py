@@ -130,10 +130,11 @@ class MoE:
 
     @property
     def has_equal_shared(self) -> bool:
-        """Whether this rank has all experts, and a shared one with matrices of the same
-        sizes.
+        """Whether this rank has all experts, and a shared one that gets what the others
+        get, with matrices of the same sizes.
         """
-        if self.shared is None or self.rank_experts is not None:
+        is_latent = self.latent_size is not None
+        if self.shared is None or self.rank_experts is not None or is_latent:
             return False
         pairs = (self.gate_up, self.shared.gate_up), (self.down, self.shared.down)
         return all(

@@ -1,13 +1,17 @@
 """Transfers that are wrong on purpose."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from attrs import evolve
 
+from minfer.blocks.prefix import ROOT
 from minfer.records.messages import Loading, LostBlocks, Move, Submit
 from minfer.records.state import EngineState, Transition, Turn
 from minfer.records.tiers import NO_TIERS, Tiers, TransferKind
+from minfer.testing import tier_laws
 from minfer.testing.invariants import InvariantError, check
 from minfer.testing.ledger import Ledger
 from tests.core.tiers.hosted import TIGHT, Hosted
@@ -52,6 +56,25 @@ def test_a_wrong_move_is_named(
     Ledger.at(TIGHT, turn.before).take(turn.events, turn.transition)
     with pytest.raises((InvariantError, KeyError), match=f"{why}|99"):
         Ledger.at(TIGHT, turn.before).take(turn.events, changed(turn.transition, change))
+
+
+def test_what_is_published_in_its_turn_is_no_fault_of_a_load() -> None:
+    """A running sequence releases blocks behind its window for a newcomer, after a load
+    of the same content was chosen.
+    """
+    [transfer] = turn_with(loads=True).transition.state.tiers.transfers
+    there, anew, empty = (
+        cast(Any, SimpleNamespace(nodes=nodes))
+        for nodes in (
+            dict.fromkeys(transfer.keys, ((1,), ROOT, 0, 0, 0)),
+            dict.fromkeys(transfer.keys, ((2,), ROOT, 1, 0, 0)),
+            {},
+        )
+    )
+    for before, now in ((empty, there), (there, empty), (there, anew)):
+        tier_laws._check_writes_new(before, now, transfer)
+    with pytest.raises(InvariantError, match="is there already"):
+        tier_laws._check_writes_new(there, there, transfer)
 
 
 def test_a_load_without_its_reason_and_a_loss_that_never_was_are_named() -> None:

@@ -1,6 +1,7 @@
 """Where compiled kernels are kept if their folder cannot be written."""
 
 import errno
+import json
 import os
 import shutil
 import tempfile
@@ -24,7 +25,9 @@ class TritonFolder:
     """Triton's setting of its folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.cache = SimpleNamespace(dir=str(folder))
+        self.cache = SimpleNamespace(
+            dir=str(folder), get_triton_dir=lambda name: str(folder.parent / name)
+        )
 
     @property
     def folder(self) -> Path:
@@ -33,11 +36,15 @@ class TritonFolder:
 
 @pytest.fixture
 def triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TritonFolder:
-    """A cache with a kernel, and half of another one."""
+    """A cache with a kernel, half of another one, and one that was moved here."""
     knobs = TritonFolder(tmp_path / "cache")
-    for name, file in (("whole", "__grp__attend.json"), ("part", "attend.ttir")):
+    for name in ("whole", "part", "moved"):
         (knobs.folder / name).mkdir(parents=True)
-        (knobs.folder / name / file).touch()
+        (knobs.folder / name / "attend.ttir").touch()
+    for name, written_in in (("whole", knobs.folder), ("moved", tmp_path / "earlier")):
+        paths = {"attend.ttir": str(written_in / name / "attend.ttir")}
+        group = json.dumps({"child_paths": paths})
+        (knobs.folder / name / "__grp__attend.json").write_text(group)
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("triton.knobs.cache", knobs.cache)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
@@ -64,7 +71,7 @@ def test_a_folder_that_can_be_written_stays(
     prepare_kernel_folder()
     assert triton.folder == before
     assert not caplog.messages
-    assert {path.name for path in before.iterdir()} == {"whole", "part"}
+    assert {path.name for path in before.iterdir()} == {"whole", "part", "moved"}
 
 
 def test_a_spare_folder_has_what_a_full_disk_has(
@@ -97,6 +104,58 @@ def test_a_folder_that_cannot_be_made_is_none(
     prepare_kernel_folder()
     assert triton.folder.is_relative_to(tmp_path / "tmp")
     assert "Not a directory. 0 that are there" in caplog.messages[0]
+
+
+def test_an_empty_name_is_as_none(triton: TritonFolder) -> None:
+    """Triton would fail at each kernel."""
+    folder, triton.cache.dir = triton.folder, ""
+    prepare_kernel_folder()
+    assert triton.folder == folder
+
+
+def test_without_a_temporary_folder_there_is_shared_memory(
+    triton: TritonFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full_disk(monkeypatch, triton.folder)
+    (tmp_path / "shm").mkdir()
+
+    def gettempdir() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", gettempdir)
+    prepare_kernel_folder()
+    assert triton.folder.is_relative_to(tmp_path / "shm")
+
+
+def test_two_processes_may_remove_the_same_link(
+    triton: TritonFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, is_complete = triton.folder, kernel_folder._is_complete
+    full_disk(monkeypatch, full)
+    prepare_kernel_folder()
+    shutil.rmtree(full)
+    [link] = triton.folder.iterdir()
+
+    def removed(kernel: Path) -> bool:
+        link.unlink(missing_ok=True)  # by the other process
+        return is_complete(kernel)
+
+    monkeypatch.setattr(kernel_folder, "_is_complete", removed)
+    triton.cache.dir = str(full)
+    prepare_kernel_folder()
+    assert not link.is_symlink()
+
+
+def test_a_link_to_a_kernel_that_was_moved_is_removed(
+    triton: TritonFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = triton.folder
+    full_disk(monkeypatch, full)
+    prepare_kernel_folder()
+    shutil.copy(full / "moved" / "__grp__attend.json", full / "whole")
+    triton.cache.dir = str(full)
+    prepare_kernel_folder()
+    assert [*triton.folder.iterdir()] == []
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root can write everywhere")

@@ -91,6 +91,9 @@ def test_it_is_a_dense_feed_forward_where_it_cannot_be_one_more() -> None:
     assert sizes.shared is not None
     wider = evolve(sizes, shared=evolve(sizes.shared, intermediate_size=48))
     assert empty_moe(wider, MAKE).with_shared is None
+    # The others get what a product makes of the residual stream, even if as wide.
+    latent = evolve(sizes, latent_size=sizes.hidden_size)
+    assert not latent.has_equal_shared
     by_expert = RankInfo(1, Parallel(tensor=2, by_expert=True))
     assert empty_moe(sizes.for_rank(by_expert), MAKE).with_shared is None
     by_channel = RankInfo(1, Parallel(tensor=2))
