@@ -34,13 +34,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from unittest.mock import patch
 
 from attrs import define, field
 
 from bench.results import ROOT, circumstances, percentiles, run, show, write
 from bench.shapes import qwen
+
+if TYPE_CHECKING:  # a part imports torch once its clock runs
+    from minfer.effects.execution.torch_executor import TorchExecutor
 
 CLIENTS: Final = [8, 64, 256]
 SHAPES: Final = ["0.5B", "7B"]
@@ -172,7 +175,7 @@ def row_counts(llm: Any, watch: Watch, max_rows: int) -> dict[str, Any]:
 @contextmanager
 def counted(llm: Any, watch: Watch, result: dict[str, Any]) -> Iterator[None]:
     """Add to a result what the steps of a load did that was not prepared."""
-    executor = llm.worker.driver.executor
+    executor = cast("TorchExecutor", llm.worker.driver.executor)
     before, compiled = executor.counts(), len(watch.compiled)
     yield
     for name, count in executor.counts().items():

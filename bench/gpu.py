@@ -15,6 +15,7 @@ import re
 import subprocess
 import tempfile
 import traceback
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,6 +48,7 @@ PARTS: Final = {
 HIGHER: Final = ("tok/s", "TB/s", "TFLOP/s", "times", "% less")  # is better
 VLLM, FLOOR = "vLLM 0.26.0", "floor"
 TARGETS: Final = ("at least", "aim", VLLM, FLOOR)
+TABLE_HEAD: Final = f"| figure | measured | to vLLM | {' | '.join(TARGETS)} |"
 
 
 def by_name(tasks: dict[str, Any]) -> Figures:
@@ -80,12 +82,9 @@ def ratio(figure: dict[str, Any], other: float) -> str:
 
 def targets() -> dict[str, dict[str, float]]:
     """What the README's table names for each figure, by column."""
-    lines = [
-        line[1:-1]
-        for line in README.read_text("utf-8").splitlines()
-        if line.count("|") == 8
-    ]
-    rows = ([cell.strip() for cell in line.split("|")] for line in lines[2:])
+    _, _, table = README.read_text("utf-8").partition(TABLE_HEAD)
+    _, *lines = takewhile(bool, table.splitlines()[1:])
+    rows = ([cell.strip() for cell in line[1:-1].split("|")] for line in lines)
     pairs = ((name, zip(TARGETS, cells, strict=True)) for name, _, _, *cells in rows)
     return {
         name: {k: float(v.replace(",", "")) for k, v in pair if v} for name, pair in pairs

@@ -20,35 +20,36 @@ import argparse
 import tempfile
 import threading
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from statistics import quantiles
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from attrs import define, field
+from typing_extensions import override
 
 from bench.results import run, show, spread
+from bench.shapes import qwen
 from bench.structured import ENDLESS, vocabulary
 from bench.tool_calls import edits
-from minfer.effects.execution.device.device_rows import DeviceRows
-from minfer.effects.execution.device.step_shape import StepShape, max_draws
-from minfer.effects.execution.packing.inputs import max_words
+from minfer.effects.execution.device.step_shape import StepShape
+from minfer.effects.execution.open_backend import open_backend
 from minfer.effects.execution.packing.pack_plan import Forward
 from minfer.effects.execution.packing.read_back import HostSlot
 from minfer.effects.execution.running.deferred_sampling import DeferredDraws
-from minfer.effects.execution.running.device_masks import DeviceMasks
 from minfer.effects.execution.running.plan_launcher import PlanLauncher
+from minfer.effects.execution.running.runner import ModelRunner
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.constraints.grammar_masks import GrammarMasks
 from minfer.effects.live.engine import driver as driving
 from minfer.effects.live.engine.driver import Driver
 from minfer.effects.live.engine.interpreter import paused_collector, short_switch_interval
-from minfer.effects.models.ranks import SINGLE_RANK
+from minfer.effects.models.architecture.spec_reader import parse_spec
+from minfer.effects.models.checkpoint.random_weights import random_weights
 from minfer.effects.text.grammars import idle_matchers
 from minfer.effects.text.grammars import slow_masks as watching
 from minfer.effects.text.grammars.llguidance_compiler import LlguidanceCompiler
@@ -57,7 +58,7 @@ from minfer.effects.text.tools.argument_forms import Callee
 from minfer.effects.text.tools.forms import Calling, arguments_schema, grammar
 from minfer.records.config import EngineConfig
 from minfer.records.messages import Emit, Submit
-from minfer.records.plan import Plan
+from minfer.records.plan import Copy
 from minfer.records.request import Request, SamplingParams
 from minfer.records.state import Transition
 from minfer.sampling.structured import StructuredOutputs
@@ -74,6 +75,15 @@ KINDS: dict[str, StructuredOutputs | None] = {
 MIXES = (("free",), ("any text",), ("json",), ("bounded json",), ("free", "json"))
 WARM = 30  # turns
 CAPTURED = 512  # inputs from history, of a step with a graph
+MODEL = {  # of what the device does not compute; the vocabulary alone matters
+    **qwen("tiny"),
+    "vocab_size": VOCAB,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+}
 
 
 @define
@@ -110,13 +120,10 @@ class Parts:
         return spent
 
 
-class Sink:
+class Sink(torch.Tensor):
     """Stands for lines on the device: it remembers what was sent last."""
 
-    sent: Any = None
-
-    def __getitem__(self, _: Any) -> "Sink":
-        return self
+    sent: torch.Tensor | None = None
 
     def __setitem__(self, _: Any, value: Any) -> None:
         self.sent = value
@@ -129,7 +136,7 @@ class Work:
     device: "Device"
     slot: HostSlot
     end: float  # by its own clock, which stands still while tokens are drawn for it
-    lines: Any = None  # masks of what is drawn; None: any token
+    lines: torch.Tensor | None = None  # masks of what is drawn; None: any token
 
     def synchronize(self) -> None:
         """Draw, and wait."""
@@ -152,13 +159,16 @@ class Work:
         self.device.arrived = time.perf_counter()
 
 
-class Device:
-    """What takes the time that a device would, and packs nothing less."""
+class Device(ModelRunner):
+    """A runner of a tiny model, whose device takes the time that it is given instead, and
+    to which nothing less is sent.
+    """
 
     def __init__(self, config: EngineConfig, forward: float, draws: float) -> None:
-        self.config, self.ranks, self.draft = config, SINGLE_RANK, None
-        self.has_other_ranks, self.separates_drafts, self.drafts = False, False, 0
-        self.backend = SimpleNamespace(device=CPU)
+        spec = parse_spec(MODEL)
+        # As on a GPU, nothing clears a new block.
+        backend = open_backend(spec, config, CPU, kernels=True)
+        super().__init__(backend, spec, random_weights(spec, spec.dtype), config)
         self.forward, self.late = forward, draws
         self.rng = np.random.default_rng(0)
         self.free = 0.0  # when it has done all that it was given
@@ -166,51 +176,29 @@ class Device:
         self.drawing = 0.0  # of a processor's seconds
         self.arrived = 0.0  # when tokens were there last
         self.sent = 0.0  # when masks were handed over last
-        blocks = config.max_model_len // config.block_size
-        self.rows = DeviceRows(config.max_num_seqs, blocks, VOCAB, CPU)
-        self.lines = max_draws(config.max_num_seqs)
-        self.max_words = max_words(self.rows, config.max_num_batched_tokens, self.lines)
-        self.spec = SimpleNamespace(vocab_size=VOCAB)
-        self.stream = None
-        self.shortcuts = SimpleNamespace(begin=lambda: None, blame=print)
-        self.masks = DeviceMasks(self.lines, VOCAB, CPU)
-        self.sampler = SimpleNamespace(
-            masks=self.masks, receive=lambda _: None, finish=lambda *_: None
-        )
-        self.sink = Sink()
-        self.masks._lines = self.sink  # type: ignore[assignment]  # it stands in
+        self.sink = self.sampler.masks._lines = Sink()
 
-    def padded(self, kind: StepShape) -> StepShape:
-        return kind.padded(self.rows.scratch) if kind.fits(CAPTURED) else kind
+    @override
+    def may_be_captured(self, shape: StepShape) -> bool:
+        return shape.fits(CAPTURED)
 
-    def apply_changes(self, plan: Plan) -> None:
-        for opened in plan.opens:
-            self.rows.open(plan.rows[opened.index], opened)
-        for grow in plan.grows:
-            self.rows.set_table(grow.row, grow.at, grow.blocks)
-
-    def run(self, forward: Forward, slot: HostSlot) -> None:
+    @override
+    def run(self, forward: Forward, slot: HostSlot, saves: Sequence[Copy] = ()) -> None:
         slot.begin(forward.draw, scored=False)
         slot.write([forward.words, *self.rows.take()])
         self._begin(slot, self.forward)
 
+    @override
     def run_deferred(self, deferred: DeferredDraws, slot: HostSlot) -> None:
         slot.begin(deferred.draw, scored=False)
         slot.write([deferred.words, *self.rows.take()])
-        self.masks.send(deferred)
+        self.sampler.masks.send(deferred)
         self.sent = time.perf_counter()
         self._begin(slot, self.late, self.sink.sent)
 
-    def wait(self) -> None:
-        pass
-
-    def forget(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def _begin(self, slot: HostSlot, spent: float, lines: Any = None) -> None:
+    def _begin(
+        self, slot: HostSlot, spent: float, lines: torch.Tensor | None = None
+    ) -> None:
         self.free = max(self.free, time.perf_counter() - self.lost) + spent
         slot.done = Work(self, slot, self.free, lines)  # type: ignore[assignment]  # an event
 
@@ -226,15 +214,13 @@ class Device:
 class Paced(TorchExecutor):
     """The torch executor over such a device."""
 
-    def __init__(self, device: Device) -> None:
-        """No model is loaded."""
-        self.device = CPU
-        self.runner = device  # type: ignore[assignment]  # it stands in
-        self.launcher = PlanLauncher(self.runner)
-        self.launched_plans = deque()
+    def __init__(self, config: EngineConfig, device: Device) -> None:
+        backend, spec = device.backend, device.spec
+        weights = random_weights(spec, spec.dtype)
+        super().__init__(config, spec, weights, backend.device, kernels=True)
+        self.runner = device
+        self.launcher = PlanLauncher(device)
         self.runs_at_once, self.in_one_thread = True, False
-        self.lock, self.collecting = threading.Lock(), False
-        self.background = self.workers = self.copiers = None
 
 
 class Front:
@@ -271,8 +257,9 @@ class Bench:
             late_masks=True,
         )
         self.device = Device(config, settings["forward"] / 1e3, settings["draws"] / 1e3)
+        self.compiler = compiler
         masks = GrammarMasks(Grammars(lambda: compiler), 64, frozenset({EOS}))
-        self.driver = Driver(config, Paced(self.device), masks=masks)
+        self.driver = Driver(config, Paced(config, self.device), masks=masks)
         self.parts = Parts()
         self.front = Front(settings["front"] / 1e6)
 
@@ -311,11 +298,9 @@ class Bench:
         wrap(driving, "step", "core step")
         wrap(executor, "sample", "handing masks over")
         wrap(executor, "launch", "launching")
-        for name in ("add_requests", "observe", "begin", "foretold"):
-            if hasattr(masks, name):
-                wrap(masks, name, "what is due")
-        grammars = masks._grammars  # type: ignore[attr-defined]  # which it has
-        parallel = grammars._loaded()._parallel
+        for name in ("add_requests", "observe", "begin"):
+            wrap(masks, name, "what is due")
+        parallel: Any = self.compiler._parallel
         parallel._executor = library = Library(parallel._executor)
         wrap(library, "consume_token_par", "library: tokens")
         wrap(library, "unsafe_compute_mask_ptr", "library: masks")

@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from attrs import asdict, frozen
@@ -31,6 +31,7 @@ from bench.results import ROOT, canvas, run, show
 from bench.shapes import SHAPES, TINY, qwen
 from minfer import LLM, SamplingParams
 from minfer.effects.cli.compare.measure_level import held_bytes
+from minfer.effects.execution.torch_executor import TorchExecutor
 
 GPU: Final = "cuda"
 MIB: Final = 2**20
@@ -145,7 +146,7 @@ def measure_engine(settings: Mapping[str, Any]) -> Measured:
     llm = LLM(**settings)
     fill(llm)
     gc.collect()
-    executor: Any = llm.worker.driver.executor
+    executor = cast(TorchExecutor, llm.worker.driver.executor)
     runner, plan = executor.runner, llm.setup.memory
     if kind == GPU:
         torch.cuda.synchronize()

@@ -24,6 +24,7 @@ from minfer import LLM, SamplingParams
 
 INPUTS, OUTPUTS = 512, 128
 LEVELS: Final = ["none", "fp8", "int4", "int4-g32"]
+TOO_WIDE: Final = "int4"  # its groups are longer than the tiny shapes' rows
 
 
 def ask(llm: LLM, rows: int, inputs: int, outputs: int, rng: random.Random) -> float:
@@ -73,7 +74,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         config = qwen(args.shape)
         (Path(folder) / "config.json").write_text(json.dumps(config))
-        return {name: level(name, folder, args) for name in args.levels}
+        small = args.shape in TINY
+        levels = [name for name in args.levels if not (small and name == TOO_WIDE)]
+        return {name: level(name, folder, args) for name in levels}
 
 
 if __name__ == "__main__":

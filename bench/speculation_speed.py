@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from attrs import define, evolve, field
@@ -38,6 +38,7 @@ from bench.coins import Coined, tossing
 from bench.results import run, show, spread, write
 from bench.speculation_cases import DRAFT_OF, PLAIN, Case, Part, Way, parts
 from minfer import LLM, SamplingParams
+from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.engine.interpreter import paused_collector
 
 MAX_SETTLE_SECONDS: Final = 90.0  # seconds, at most, until an engine has its graphs
@@ -97,7 +98,7 @@ class Session:
             self.engines[name] = llm
             self.coins.update((name, coin) for coin in opened_coins)
         if way.acceptance is not None:
-            executor: Any = self.engines[name].worker.driver.executor
+            executor = executor_of(self.engines[name])
             with executor.lock:  # no graph is captured meanwhile
                 self.coins[name].set(way.acceptance)
         return self.engines[name]
@@ -113,10 +114,14 @@ class Session:
             torch.cuda.empty_cache()
 
 
+def executor_of(llm: LLM) -> TorchExecutor:
+    """The executor of an engine of one rank."""
+    return cast(TorchExecutor, llm.worker.driver.executor)
+
+
 def settle(llm: LLM) -> None:
     """Wait until an engine has captured all graphs that it foresees."""
-    executor: Any = llm.worker.driver.executor
-    background = executor.background
+    background = executor_of(llm).background
     if background is not None and background.thread is not None:
         background.thread.join(MAX_SETTLE_SECONDS)
 
