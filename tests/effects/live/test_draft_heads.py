@@ -95,9 +95,12 @@ def test_tokens_are_those_without_through_preemption_and_host_memory(
     settings |= {"kv_host_choice": "load", "speculative_config": MTP}
     with LLM(**{**settings, "num_gpu_blocks_override": tight(settings)}) as llm:
         reasons = reasons_of(llm)
-        assert served(llm) == without(folder)
-    assert any(isinstance(reason, Preempted) for reason in reasons)
-    assert any(isinstance(reason, Loading) for reason in reasons)
+        for _ in range(20):  # when loads end decides whether one is preempted
+            assert served(llm) == without(folder)
+            kinds = {type(reason) for reason in reasons}
+            if {Preempted, Loading} <= kinds:
+                return
+    raise AssertionError(f"no preemption and load in {len(reasons)} reasons")
 
 
 @pytest.mark.long
