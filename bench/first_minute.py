@@ -192,14 +192,14 @@ def part(job: dict[str, Any]) -> dict[str, Any]:
     words = range(1, qwen(job["shape"])["vocab_size"])
     watch, clients = Watch(job["began"], random.Random(SEED), words), job["clients"]
     llm = watch.opened(AsyncLLM if clients else LLM, job)
-    found = {"ready_seconds": watch.now(), "compiled_before_ready": len(watch.compiled)}
+    ready = {"ready_seconds": watch.now(), "compiled_before_ready": len(watch.compiled)}
     watch.lines.clear()
     if clients:
         results = asyncio.run(loads(llm, watch, clients))
     else:
         results = row_counts(llm, watch, job["rows"])
     llm.close()
-    return {**found, "stages": watch.stages, "loads": results, "lines": watch.lines}
+    return {**ready, "stages": watch.stages, "loads": results, "lines": watch.lines}
 
 
 # --- all of them ------------------------------------------------------------------------
@@ -243,24 +243,24 @@ def child(job: dict[str, Any], cache: Path) -> dict[str, Any]:
 
 def verdict(result: dict[str, Any]) -> dict[str, Any]:
     """The figures that targets are about."""
-    found, start = result["loads"], {"ready s": result["ready_seconds"]}
+    by_load, start = result["loads"], {"ready s": result["ready_seconds"]}
     start["compiled"] = result["compiled_before_ready"]
-    if "first" not in found:
+    if "first" not in by_load:
         shares = {
             rows: uses["first"]["tok/s"] / uses["second"]["tok/s"]
-            for rows, uses in found.items()
+            for rows, uses in by_load.items()
         }
         return {**start, "least first of second": min(shares.values()), **shares}
-    first, second = found["first"], found["second"]
+    first, second = by_load["first"], by_load["second"]
     return {
         **start,
         "first of second": first["tok/s"] / second["tok/s"],
         "first tok/s": first["tok/s"],
         "second tok/s": second["tok/s"],
-        "rested tok/s": found["rested"]["tok/s"],
+        "rested tok/s": by_load["rested"]["tok/s"],
         "first TTFT p99 ms": 1000 * first["ttft"]["p99"],
         "second TTFT p99 ms": 1000 * second["ttft"]["p99"],
-        "compiled under load": sum(figures["compiled"] for figures in found.values()),
+        "compiled under load": sum(figures["compiled"] for figures in by_load.values()),
     }
 
 

@@ -163,18 +163,18 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     for cost, load in itertools.product(COSTS, (*LOADS, POISSON)):
         rows = results.setdefault(cost, {}).setdefault(load, {})
         for name, setting in SETTINGS.items():
-            rows[name] = found = simulated(setting, COSTS[cost], load, args.seed)
-            show({"costs": cost, "load": load, "target": name, **brief(found)})
+            rows[name] = figures = simulated(setting, COSTS[cost], load, args.seed)
+            show({"costs": cost, "load": load, "target": name, **brief(figures)})
     return results
 
 
-def brief(found: dict[str, Any]) -> dict[str, Any]:
+def brief(figures: dict[str, Any]) -> dict[str, Any]:
     """What is shown of a run."""
     return {
-        "tok_s": round(found["tok_s"]),
-        "ttft_p50_ms": round(found["ttft_ms"]["p50"], 1),
-        "itl_p99_ms": round(found["itl_ms"]["p99"], 2),
-        "itl_most_ms": round(found["itl_ms"]["most"], 1),
+        "tok_s": round(figures["tok_s"]),
+        "ttft_p50_ms": round(figures["ttft_ms"]["p50"], 1),
+        "itl_p99_ms": round(figures["itl_ms"]["p99"], 2),
+        "itl_most_ms": round(figures["itl_ms"]["most"], 1),
     }
 
 

@@ -134,9 +134,9 @@ def measured(args: argparse.Namespace, name: str) -> dict[str, Any]:
     return results
 
 
-def brief(found: dict[str, Any]) -> dict[str, Any]:
+def brief(figures: dict[str, Any]) -> dict[str, Any]:
     """What is shown of a load."""
-    return {title: round(found[key], 1) for title, key in SHOWN.items()}
+    return {title: round(figures[key], 1) for title, key in SHOWN.items()}
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -147,13 +147,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     for name in servers:
         path = folder / f"{name}.json"
         if not path.exists():
-            found = {**circumstances(None), "found": measured(args, name)}
-            path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+            result = {**circumstances(None), "found": measured(args, name)}
+            path.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     for path in sorted(folder.glob("*.json")):
         results[path.stem] = json.loads(path.read_text("utf-8"))["found"]
     for name, loads in results.items():
-        for load, found in loads.items():
-            show({"server": name, "load": load, **brief(found)})
+        for load, figures in loads.items():
+            show({"server": name, "load": load, **brief(figures)})
     names = ("shape", "prompt", "output", "each", "rate", "requests")
     return {**{name: getattr(args, name) for name in names}, "servers": results}
 

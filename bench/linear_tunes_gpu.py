@@ -23,7 +23,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from bench.gpu_times import microseconds
+from bench.gpu_times import call_microseconds
 from bench.results import run
 from minfer.kernels import fused_linear, plain
 from minfer.kernels.activation import gated_mul
@@ -264,7 +264,7 @@ def measured(tensors: Tensors, limit: int) -> dict[int, list[Timed]]:
         for tune in candidates:
             tensors.check(tokens, tune)
         times = [
-            median(us(tensors.calls(tokens, tune)) for _ in range(ROUNDS))
+            median(call_microseconds(tensors.calls(tokens, tune)) for _ in range(ROUNDS))
             for tune in candidates
         ]
         results[tokens] = sorted(
@@ -289,7 +289,9 @@ def chained(
             for tensors, tune in zip(products, tunes, strict=True)
         ]
         layers = [*zip(*calls, strict=True)]
-        return us([call for layer in layers for call in layer]) * len(products)
+        return call_microseconds([call for layer in layers for call in layer]) * len(
+            products
+        )
 
     tunes = [by_tokens[tokens][0].tune for by_tokens in timed]
     for place, by_tokens in enumerate(timed):
@@ -325,20 +327,10 @@ def best(tensors: Tensors, tokens: int, tunes: Iterable[LinearTune]) -> list[Lin
     times = dict[LinearTune, float]()
     for tune in tunes:
         try:
-            times[tune] = us(tensors.calls(tokens, tune))
+            times[tune] = call_microseconds(tensors.calls(tokens, tune))
         except OutOfResources as error:
             print(tensors.of.name, tune, error, flush=True)
     return sorted(times, key=times.__getitem__)[:FINALISTS]
-
-
-def us(calls: Sequence[Call]) -> float:
-    """Microseconds of a call; without a GPU, of nothing that means anything."""
-    if torch.cuda.is_available():
-        return microseconds(calls)
-    began = time.perf_counter()
-    for call in calls:
-        call()
-    return 1e6 * (time.perf_counter() - began) / len(calls)
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

@@ -29,7 +29,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from bench.gpu_times import microseconds
+from bench.gpu_times import call_microseconds, microseconds
 from bench.quantized_tunes_gpu import MIN_COPIES, PRODUCTS, ROTATED_BYTES, LayerProduct
 from bench.results import run, write
 from minfer import kernels
@@ -369,18 +369,8 @@ def times_of(product: Prepared, x: Tensor, expected: Tensor) -> dict[str, Any]:
     """Returns the time and the error of a product."""
     calls = product(x)
     error = float((calls[0]().float() - expected).norm() / expected.norm())
-    figures: dict[str, Any] = {"us": time_of(calls), "error": error}
+    figures: dict[str, Any] = {"us": call_microseconds(calls), "error": error}
     return figures if error < MAX_ERROR else figures | {"failed": "wrong"}
-
-
-def time_of(calls: Sequence[Call]) -> float:
-    """us of a call; without a GPU, a figure without meaning."""
-    if torch.cuda.is_available():
-        return microseconds(calls)
-    began = time.perf_counter()
-    for call in calls:
-        call()
-    return 1e6 * (time.perf_counter() - began) / len(calls)
 
 
 def measure_experts(rows: tuple[int, ...]) -> Figures:

@@ -261,14 +261,11 @@ class Report:
 
     def _peaks(self, state: EngineState, available: int) -> None:
         """Note the use in a state, in which so many pages could be allocated."""
-        now = {
-            "running": len(state.running),
-            "waiting": len(state.waiting),
-            "blocks": self.config.num_blocks - available,
-        }
-        for name, value in now.items():
-            if value > self.peaks[name]:
-                self.peaks[name] = value
+        peaks = self.peaks
+        peaks["running"] = max(peaks["running"], len(state.running))
+        peaks["waiting"] = max(peaks["waiting"], len(state.waiting))
+        used = self.config.num_blocks - available
+        peaks["blocks"] = max(peaks["blocks"], used)
 
     def _begin(self, state: EngineState, now: float) -> None:
         """Note the samples that are there already; those that ran may have had tokens."""
