@@ -82,6 +82,12 @@ MODELS: Final = {
         LayerProduct("gate, up", "norm_gated", 5120, 2 * 17920),
         LayerProduct("down", "linear_add", 17920, 5120),
     ),
+    "qwen2.5-7B": (
+        LayerProduct("qkv", "norm_linear", 3584, 4608),
+        LayerProduct("out", "linear_add", 3584, 3584),
+        LayerProduct("gate, up", "norm_gated", 3584, 2 * 18944),
+        LayerProduct("down", "linear_add", 18944, 3584),
+    ),
     # Gemma 2 9B: norms after the sums, and gelu in a kernel of its own.
     "gemma2": (
         LayerProduct("qkv", "norm_linear", 3584, 8192),
