@@ -194,7 +194,7 @@ def _set_rows(adapters: RandomAdapters, cell: Cell, context: int) -> None:
     rows.sampling_split[0, :count] = rows.batch[:count]
     rows.next[:count] = context
     pages = torch.arange(count * rows.blocks, device=rows.batch.device)
-    rows.table[:, :count] = (pages % config.num_blocks).view(count, -1)
+    rows.table[:, :count] = (pages % config.num_blocks).view(count, rows.blocks)
     assert rows.adapter_slots is not None
     rows.adapter_slots.fill_(NO_SLOT)
     if cell.way != "none":
