@@ -18,8 +18,8 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import torch
+from attrs import frozen
 
 from bench.layers_gpu import COMMON, draw, tiny
 from bench.layers_gpu import SHAPES as LAYERED
@@ -45,11 +46,19 @@ TINY_INPUTS, TINY_OUTPUTS = 24, 16
 HEAD_VOCAB: Final = 32_000  # tokens that the EAGLE-3 head knows
 # Bytes of the cache of each engine: 256 rows, with the states of recurrent layers.
 CACHE: Final = {"eagle3": 16 << 30, "mtp": 30 << 30}
-PARTS: Final = ("eagle3", "mtp")
 ALWAYS, ADAPTIVE = WAYS = ("always", "adaptive")
 
 
-def eagle3_part(folder: Path, args: argparse.Namespace, way: str) -> Part:
+@frozen
+class Model:
+    """A model in a folder, and its drafts' configuration."""
+
+    path: str
+    speculative: Mapping[str, Any]
+    spreads_routing: bool = False
+
+
+def eagle3_model(folder: Path, args: argparse.Namespace) -> Model:
     """A 7B with an EAGLE-3 head."""
     config = qwen("tiny" if args.tiny else "7B")
     head = {
@@ -62,17 +71,16 @@ def eagle3_part(folder: Path, args: argparse.Namespace, way: str) -> Part:
     }
     if args.tiny:  # there have to be layers before which the head reads
         config["num_hidden_layers"] = 4
-    model = written(folder / "7B", config)
-    speculative = {"method": "eagle3", "model": written(folder / "head", head)}
-    return part(model, speculative, args, way)
+    path = written(folder / "7B", config)
+    return Model(path, {"method": "eagle3", "model": written(folder / "head", head)})
 
 
-def mtp_part(folder: Path, args: argparse.Namespace, way: str) -> Part:
+def mtp_model(folder: Path, args: argparse.Namespace) -> Model:
     """Qwen3-Next's shape with its MTP head."""
     config = {**LAYERED["next"], **COMMON}
     config = tiny(config) if args.tiny else config | {"num_experts": args.experts}
-    model = written(folder / "next", config)
-    return part(model, {"method": "mtp"}, args, way, spreading)
+    path = written(folder / "next", config)
+    return Model(path, {"method": "mtp"}, spreads_routing=True)
 
 
 def written(folder: Path, config: Mapping[str, Any]) -> str:
@@ -82,17 +90,12 @@ def written(folder: Path, config: Mapping[str, Any]) -> str:
     return str(folder)
 
 
-def part(
-    model: str,
-    speculative: Mapping[str, Any],
-    args: argparse.Namespace,
-    way: str,
-    while_opening: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> Part:
+def part(model: Model, args: argparse.Namespace, way: str) -> Part:
     """Cases by rows: without drafts, and in one of `WAYS`."""
     length, tokens = (TINY_INPUTS, TINY_OUTPUTS) if args.tiny else (INPUTS, OUTPUTS)
     config = {"num_speculative_tokens": args.drafts, "adaptive": way == ADAPTIVE}
-    ways = {PLAIN: Way(), way: Way({**speculative, **config}, tuple(args.rates))}
+    with_drafts = Way({**model.speculative, **config}, tuple(args.rates))
+    ways = {PLAIN: Way(), way: with_drafts}
 
     def prompts(rows: int, rng: Any) -> Prompts:
         return [rng.choices(range(1, LOW_WORDS), k=length) for _ in range(rows)]
@@ -102,16 +105,16 @@ def part(
         for rows in args.rows
     }
     settings = {
-        "model": model,
+        "model": model.path,
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "device": args.device,
         "max_num_seqs": max(args.rows),
         "max_model_len": 2 * (length + tokens),
         "enable_prefix_caching": False,
-        "kv_cache_memory_bytes": CACHE[speculative["method"]] >> (8 * args.tiny),
+        "kv_cache_memory_bytes": CACHE[model.speculative["method"]] >> (8 * args.tiny),
     }
-    return Part(settings, cases, while_opening)
+    return Part(settings, cases, spreading if model.spreads_routing else nullcontext)
 
 
 @contextmanager
@@ -145,7 +148,6 @@ def measure(args: argparse.Namespace) -> None:
     is_cuda = args.device == "cuda"
     device_name = torch.cuda.get_device_name() if is_cuda else "CPU"
     torch.set_num_threads(1)
-    made = {"eagle3": eagle3_part, "mtp": mtp_part}
     with tempfile.TemporaryDirectory() as folder:
         for name, way in product(args.parts, args.ways):
             rates = ", ".join(f"{rate:g}" for rate in args.rates)
@@ -154,15 +156,18 @@ def measure(args: argparse.Namespace) -> None:
                 f"{name}, {shape}{args.drafts} drafts at {rates}, {way}, {device_name}"
             )
             print(label, flush=True)
-            ended = measured(made[name](Path(folder), args, way), label, results, end)
+            ended = measured(
+                part(MODELS[name](Path(folder), args), args, way), label, results, end
+            )
             table(results.rates[label], {})
             if not ended:
                 print("there is more to measure: call again", flush=True)
                 return
 
 
+MODELS: Final = {"eagle3": eagle3_model, "mtp": mtp_model}
 OPTIONS: Final[dict[str, Any]] = {
-    "--parts": {"nargs": "+", "choices": PARTS, "default": PARTS},
+    "--parts": {"nargs": "+", "choices": [*MODELS], "default": [*MODELS]},
     "--rows": {"nargs": "+", "type": int, "default": [1, 8, 64, 256]},
     "--drafts": {"type": int, "default": 3, "help": "of a row in a step, at most"},
     "--rates": {"nargs": "+", "type": float, "default": [0.8, 0.65, 0.5]},

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.draft_heads_gpu import ALWAYS, OPTIONS, PARTS, measure
+from bench.draft_heads_gpu import ALWAYS, MODELS, OPTIONS, measure
 from bench.speculation_cases import PLAIN
 
 
@@ -19,7 +19,7 @@ def test_a_tiny_shape_runs_on_the_cpu(tmp_path: Path) -> None:
     for pairs in (1, 2):
         measure(argparse.Namespace(**{**defaults, **given, "pairs": pairs}))
         results = json.loads((tmp_path / "heads.json").read_text())["results"]
-        assert len(results["figures"]) == len(PARTS)
+        assert len(results["figures"]) == len(MODELS)
         for cases in results["rates"].values():
             assert {name: len(rates) for name, rates in cases["2 rows"].items()} == {
                 PLAIN: pairs,
