@@ -79,6 +79,7 @@ TABLE: Final[dict[Product, list[TuneEntry]]] = {
         TuneEntry(2, 1.5, LinearTune(1, 2, 1024, 1, 4, 1)),
         TuneEntry(4, 1.5, LinearTune(1, 4, 512, 1, 2, 1)),
         TuneEntry(1, 999, LinearTune(1, 2, 2048, 1, 8, 1)),
+        TuneEntry(16, 1.5, LinearTune(16, 16, 256, 4, 2, 4)),
     ],
     "linear_add": [
         TuneEntry(2, 1.5, LinearTune(1, 2, 1024, 1, 4, 1)),

@@ -2,12 +2,12 @@
 
 Theory. Routing is a chain of some twenty small operations in torch (scores, groups, a
 sort, weights), whose launches would take longer than the experts of one token. Here the
-logits are cuBLAS's, and all else is one launch with a program of one warp a token, which
-has its scores in registers, in a row for each group. A score's *key* is an integer: its
-order, then its inverted id; so the largest key is the best score's, or the lower id's of
-two that are equal, and each id is chosen once, NaN or not. Top-k takes k maxima, one
-after the other: a reduction in a warp, 0.1 us each; a sort would take longer for any k up
-to 16. A token's choice depends on its logits alone.
+logits are a product like others (fused_linear.py), and all else is one launch with a
+program of one warp a token, which has its scores in registers, in a row for each group. A
+score's *key* is an integer: its order, then its inverted id; so the largest key is the
+best score's, or the lower id's of two that are equal, and each id is chosen once, NaN or
+not. Top-k takes k maxima, one after the other: a reduction in a warp, 0.1 us each; a sort
+would take longer for any k up to 16. A token's choice depends on its logits alone.
 
 A shared expert is one more of a token's experts. Its gate is a product of one output,
 which the token's program computes: a launch for it would take longer.
@@ -19,13 +19,12 @@ last places.
 from typing import Final
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from minfer.kernels import on_triton, plain_experts
-from minfer.kernels.leaves import ChosenExperts, ExpertRouter
+from minfer.kernels import fused_linear, on_triton, plain_experts
+from minfer.kernels.leaves import ChosenExperts, ExpertRouter, Linear
 from minfer.kernels.pdl import early, follow
 
 WARP_SCORES: Final = 512  # of a warp
@@ -186,7 +185,8 @@ def route(x: Tensor, router: ExpertRouter, real: Tensor | None = None) -> Chosen
     if not on_triton(x) or not len(x):
         return plain_experts.route(x, router, real)
     rule = router.rule
-    logits = F.linear(x.to(router.weight.dtype), router.weight, router.bias)
+    matrix = Linear(weight=router.weight, bias=router.bias, parts=(len(router.weight),))
+    logits = fused_linear.linear(x.to(router.weight.dtype), matrix)
     tokens, experts = logits.shape
     width = rule.top_k + router.shared
     ids = x.new_empty(tokens, width, dtype=torch.int32)
