@@ -168,8 +168,9 @@ def _convolve(
             mask=is_input,
             other=0.0,
         ).to(tl.float32)
-        if line < newest:
-            is_before = (source < 0) & is_old[None, :]  # in the first block only
+        # Only the first blocks have inputs before the chunk.
+        if number * block < newest - line:
+            is_before = (source < 0) & is_old[None, :]
             value += tl.load(
                 state[None, :] + (source + newest) * unit, mask=is_before, other=0.0
             ).to(tl.float32)
