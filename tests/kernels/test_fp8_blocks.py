@@ -144,7 +144,7 @@ def test_versions_of_cuda(
 @pytest.mark.parametrize("groups", [1, *long([3, 28])])
 @pytest.mark.parametrize("before", ["", "norm", "silu", UNGATED, *long(["clamped"])])
 def test_rounded_groups(groups: int, before: str) -> None:
-    case = Case(FP8_BLOCKS, 3, groups * BLOCK, 8, DTYPE)
+    case = Case(FP8_BLOCKS, 3, groups * BLOCK, 8)
     case.x[1] = 0
     x, norm, activation = case.x, None, None
     if before == "norm":
