@@ -107,7 +107,7 @@ class Matrix:
 def of_minfer(matrix: Matrix) -> Prepared:
     """minfer's product, as a layer without a norm calls it."""
     scheme = SCHEMES[matrix.scheme]
-    leaf = quantized_leaf(scheme, matrix.weight)
+    leaf = quantized_linear.prepare(quantized_leaf(scheme, matrix.weight))
     leaves = [copied(leaf) for _ in matrix.copies]
     return lambda x: [partial(quantized_linear.linear, x, each) for each in leaves]
 

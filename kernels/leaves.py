@@ -33,8 +33,7 @@ class Scheme:
     zeros: bool = False  # each group has the number that stands for 0
     # What activations are rounded to before a product: nothing, or the same type, with a
     # scale for a row of them, or for a group of a row. Kernels of the GPU round only many
-    # tokens: rows before dense products, groups before those of experts; fewer are more
-    # exact as they are.
+    # tokens; fewer are more exact as they are.
     activations: Literal["as they are", "rows", "groups"] = "as they are"
     cpu: str  # the module of this folder on the CPU; empty: there is none
     gpu: str
@@ -258,6 +257,9 @@ class Linear:
     scales: "Tensor | None" = None  # [outputs, groups]: factors of the numbers
     zeros: "Tensor | None" = None  # [outputs, groups] uint8: the numbers that mean 0
     factors: "Tensor | None" = None  # [outputs, 1] float32: multiply scales in FP8
+    # The scales of whole blocks, for the library that multiplies them (fp8_blocks.py):
+    # [blocks of outputs, groups rounded up to a multiple of 4] float32.
+    blocks: "Tensor | None" = None
     shard: Shard = Shard.NONE
     parts: tuple[int, ...]  # outputs of each matrix fused in it
     # What multiplies instead, of experts one each: `weight` has its shape, but no data.
@@ -299,6 +301,7 @@ class Linear:
             scales=scales,
             zeros=zeros,
             factors=factors,
+            blocks=None,
             parts=fused_outputs,
             packed=packed,
             adapters=None,

@@ -70,6 +70,8 @@ def _normalised(values, factors, eps, size: tl.constexpr):
     for i in tl.static_range(len(values)):
         wide = values[i].to(tl.float32)
         squares += wide * wide
+    if len(squares.shape) > 1:  # a tile of groups
+        squares = tl.sum(squares, 1)
     inverse = tl.rsqrt(tl.sum(squares, 0) / size + eps)
     normed = ()
     for i in tl.static_range(len(values)):
@@ -173,44 +175,84 @@ def scaled_to_8_bits(wide, largest: tl.constexpr):
 @triton.jit
 def _round_groups(
     x,
+    norm,
     out,
     scales,
     x_stride,
+    row_stride,
+    group_stride,
+    eps,
     max_magnitude: tl.constexpr,
     size: tl.constexpr,
     group: tl.constexpr,
     pad: tl.constexpr,
+    activation: tl.constexpr,
+    gated: tl.constexpr,
 ):
-    """Grid [rows]: each group of a row times max_magnitude / largest."""
+    """Grid [rows]: each group of a row, normalised or multiplied as in `_round_rows`,
+    times max_magnitude / largest. The strides of rows and groups are those of scales.
+    """
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, pad)
     lane = index[:, None] * group + tl.arange(0, group)[None, :]
+    mask = lane < size
+    if norm is not None:
+        factor = tl.load(norm + lane, mask=mask, other=0.0)
     follow()
-    wide = tl.load(x + row * x_stride + lane, mask=lane < size, other=0.0)
-    scaled, scale = scaled_to_8_bits(wide.to(tl.float32), max_magnitude)
-    tl.store(out + row * size + lane, scaled.to(out.dtype.element_ty), mask=lane < size)
-    groups: tl.constexpr = size // group
-    tl.store(scales + row * groups + index, scale, mask=index < groups)
+    value = tl.load(x + row * x_stride + lane, mask=mask, other=0.0)
+    if activation is not None:  # rounded as in activation.py
+        up = 1.0
+        if gated:
+            up = tl.load(x + row * x_stride + size + lane, mask=mask, other=0.0)
+        value = rounded_gated_product(value, up, activation)
+    if norm is not None:
+        value = _normalised((value,), (factor,), eps, size)[0]
+    scaled, scale = scaled_to_8_bits(value.to(tl.float32), max_magnitude)
+    tl.store(out + row * size + lane, scaled.to(out.dtype.element_ty), mask=mask)
+    scale_pointers = scales + row * row_stride + index * group_stride
+    tl.store(scale_pointers, scale, mask=index < size // group)
 
 
-def round_groups(x: Tensor, dtype: torch.dtype, group: int) -> tuple[Tensor, Tensor]:
+def round_groups(
+    x: Tensor,
+    dtype: torch.dtype,
+    group: int,
+    norm: Norm | None = None,
+    activation: Activation | None = None,
+    *,
+    rows: int | None = None,
+) -> tuple[Tensor, Tensor]:
     """Returns rows of x [tokens, inputs], groups of which have scales, in FP8, and the
     scales [tokens, groups] float32, as `quantized.round_activations`. `group` is a power
-    of two that divides the inputs.
+    of two that divides the inputs. norm and activation: as in `round_rows`.
+
+    rows: of the results, if not as many as tokens; what the rest holds may be anything.
+    The scales of a group are then one beside the other in memory.
     """
-    rows, size = x.shape
-    out = torch.empty(rows, size, dtype=dtype, device=x.device)
-    scales = torch.empty(rows, size // group, dtype=torch.float32, device=x.device)
-    pad = triton.next_power_of_2(size // group)
-    _round_groups[rows,](
+    gated = activation is not None and activation not in UNGATED
+    tokens, size = len(x), x.shape[1] // (1 + gated)
+    groups = size // group
+    out = torch.empty(rows or tokens, size, dtype=dtype, device=x.device)
+    if rows is None:
+        scales = torch.empty(tokens, groups, dtype=torch.float32, device=x.device)
+    else:
+        scales = torch.empty(groups, rows, dtype=torch.float32, device=x.device).t()
+    pad = triton.next_power_of_2(groups)
+    _round_groups[tokens,](
         x=x,
+        norm=None if norm is None else norm.weight,
         out=out,
         scales=scales,
         x_stride=x.stride(0),
+        row_stride=scales.stride(0),
+        group_stride=scales.stride(1),
+        eps=0.0 if norm is None else norm.eps,
         max_magnitude=LARGEST[dtype],
         size=size,
         group=group,
         pad=pad,
+        activation=activation,
+        gated=gated,
         num_warps=min(max(1, pad * group // WARP_ELEMENTS), 2 * WARPS),
         launch_pdl=early(x),
     )

@@ -8,11 +8,12 @@ on, and for 4 bits from one, the tensor cores multiply: 31 weights of 4 bits arr
 processor in a clock, which leaves 4 of its instructions to each, and a float32
 multiplication with its conversions takes 8.
 
-Many tokens, in 8 bits with one scale an output: activations are rounded to 8 bits, a row
-at a time, by one kernel with the norm inside. Up to 64 rows of FP8 are multiplied by the
-kernel of few tokens as well, more by a library: FP8 by `torch._scaled_mm`, INT8 by
-`torch._int_mm`, whose integer sums are exact, and are scaled by one kernel. In other
-schemes, and where those libraries do not take the sizes or the dtype, the matrix is
+Many tokens, in 8 bits: activations are rounded to 8 bits by one kernel with the norm
+inside, a row at a time, or in FP8 with blocks a group of a row. Up to 64 rows of FP8 with
+one scale an output are multiplied by the kernel of few tokens as well, more by a library:
+FP8 by `torch._scaled_mm`, or with blocks as fp8_blocks.py says; INT8 by `torch._int_mm`,
+whose integer sums are exact, and are scaled by one kernel. In other schemes, and where
+those libraries do not take the sizes, the dtype or the GPU, the matrix is
 dequantized into a tensor that lives as long as the product, and cuBLAS multiplies: of a
 matrix in 4 bits that moves 4.5 bytes of memory for each number instead of a half. The
 kernel of few tokens has large tiles for that case (`LinearTune.dequantized`), which the
@@ -25,16 +26,28 @@ from attrs import evolve
 from torch import Tensor
 
 from minfer.kernels import activation as gates
-from minfer.kernels import fused_linear
+from minfer.kernels import fp8_blocks, fused_linear
 from minfer.kernels.leaves import PLAIN, Activation, Linear, Norm
 from minfer.kernels.linear_tunes import LinearTune
 from minfer.kernels.norm import normalise
 from minfer.kernels.quantized_kernels import dequantized, round_rows, scaled_sums
-from minfer.kernels.quantized_tunes import MAX_FUSED_NORM_TOKENS, rounded_tune_of, tune_of
+from minfer.kernels.quantized_tunes import (
+    MAX_BLOCKS_TOKENS,
+    MAX_FUSED_NORM_TOKENS,
+    rounded_tune_of,
+    tune_of,
+)
 
 MIN_INT_MM_ROWS = 17  # of `torch._int_mm`
 
 gated_mul = gates.gated_mul
+
+
+def prepare(matrix: Linear) -> Linear:
+    """Returns a leaf, whose tensors are filled, with what a library multiplies with
+    besides.
+    """
+    return evolve(matrix, blocks=fp8_blocks.scales_of_blocks(matrix))
 
 
 def norm_linear(
@@ -46,7 +59,7 @@ def norm_linear(
     Call it before a CUDA graph captures it. tune: constants instead of the table's.
     """
     x, norm = fused_linear.normalised_before(x, norm)
-    tune = tune or tune_of(x, matrix)
+    tune = tune or _few_tokens_tune(x, matrix)
     if tune is not None and fused_linear.fits(x, matrix):
         return _product_of_few_tokens(x, norm, matrix, tune)
     if _has_8_bit_library(x, matrix):
@@ -56,7 +69,7 @@ def norm_linear(
 
 def linear(x: Tensor, matrix: Linear, tune: LinearTune | None = None) -> Tensor:
     """x @ weight.T + bias; else as above."""
-    tune = tune or tune_of(x, matrix)
+    tune = tune or _few_tokens_tune(x, matrix)
     if tune is not None and fused_linear.fits(x, matrix):
         return _product_of_few_tokens(x, None, matrix, tune)
     if _has_8_bit_library(x, matrix):
@@ -68,7 +81,7 @@ def linear_add(
     residual: Tensor, x: Tensor, matrix: Linear, tune: LinearTune | None = None
 ) -> None:
     """residual [tokens, outputs] += x @ weight.T + bias; else as above."""
-    tune = tune or tune_of(x, matrix)
+    tune = tune or _few_tokens_tune(x, matrix)
     if tune is not None and fused_linear.fits(x, matrix) and residual.is_contiguous():
         fused_linear.launch(x, matrix, tune, out=residual)
     elif _has_8_bit_library(x, matrix):
@@ -91,7 +104,7 @@ def norm_gated(
     fused: use gated.py where it is faster.
     """
     x, norm = fused_linear.normalised_before(x, norm)
-    tune = tune or tune_of(x, gate_up, gated=True)
+    tune = tune or _few_tokens_tune(x, gate_up, gated=True)
     silu = activation == "silu"
     if tune is not None and silu and fused_linear.fits(x, gate_up, gated=True):
         return _product_of_few_tokens(x, norm, gate_up, tune, gated=True)
@@ -117,7 +130,10 @@ def feed(
 
     Where gate and up are a tensor, their product is rounded to 8 bits as it is made.
     """
-    uses_library = tune_of(x, gate_up, gated=True) is None and tune_of(x, down) is None
+    uses_library = (
+        _few_tokens_tune(x, gate_up, gated=True) is None
+        and _few_tokens_tune(x, down) is None
+    )
     has_separate_gate = (
         _rounded_tune(x, gate_up, gated=True) is None or activation != "silu"
     )
@@ -128,10 +144,21 @@ def feed(
         and _has_8_bit_library(x, down)
     ):
         gate_and_up = _rounded_product(*fused_linear.normalised_before(x, norm), gate_up)
-        rows = round_rows(gate_and_up, down.weight.dtype, activation=activation)
-        _product_of_rounded(*rows, x.dtype, down, out=out)
+        rows = _rounded(gate_and_up, down, activation=activation)
+        _product_of_rounded(*rows, x, down, out=out)
     else:
         linear_add(out, norm_gated(x, norm, gate_up, activation, fused), down)
+
+
+def _few_tokens_tune(
+    x: Tensor, matrix: Linear, *, gated: bool = False
+) -> LinearTune | None:
+    """The constants of the kernel of few tokens; None: it does not take such a leaf, or
+    another way is faster.
+    """
+    if len(x) > MAX_BLOCKS_TOKENS and fp8_blocks.takes(x, matrix):
+        return None
+    return tune_of(x, matrix, gated=gated)
 
 
 def _product_of_few_tokens(
@@ -150,6 +177,8 @@ def _product_of_few_tokens(
 
 def _has_8_bit_library(x: Tensor, matrix: Linear) -> bool:
     """Whether a library multiplies numbers of 8 bits of such sizes."""
+    if fp8_blocks.takes(x, matrix):
+        return True
     if matrix.scheme.activations != "rows" or not x.is_cuda:
         return False
     outputs, inputs = matrix.weight.shape
@@ -178,44 +207,59 @@ def _rounded_product(
     """Returns the product [tokens, outputs] with rows [tokens, inputs] that are rounded
     to 8 bits, normalised first if `norm` is given; else as `_product_of_rounded`.
     """
-    numbers, scales = round_rows(x, matrix.weight.dtype, norm)
-    return _product_of_rounded(numbers, scales, x.dtype, matrix, gated=gated, out=out)
+    rows = _rounded(x, matrix, norm)
+    return _product_of_rounded(*rows, x, matrix, gated=gated, out=out)
+
+
+def _rounded(
+    x: Tensor,
+    matrix: Linear,
+    norm: Norm | None = None,
+    activation: Activation | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Returns rows in 8 bits, and their scales, as the product with a leaf takes them;
+    else as `round_rows`.
+    """
+    if matrix.blocks is not None:
+        return fp8_blocks.rounded(x, norm, activation)
+    return round_rows(x, matrix.weight.dtype, norm, activation)
 
 
 def _product_of_rounded(
     numbers: Tensor,
     scales: Tensor,
-    dtype: torch.dtype,
+    x: Tensor,
     matrix: Linear,
     *,
     gated: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Returns the product [tokens, outputs] of rows in 8 bits [tokens, inputs] with
-    scales [tokens, 1], in `dtype`; it is added to `out`, if given. `gated`: only where
+    """Returns the product [tokens, outputs] of `_rounded` rows, in the dtype of `x`, of
+    which there are as many as tokens; it is added to `out`, if given. `gated`: only where
     `_rounded_tune` has constants.
     """
     together = out is None or out.is_contiguous()
     tune = _rounded_tune(numbers, matrix, gated=gated) if together else None
     if tune is not None:
-        scaled = scales, dtype
+        scaled = scales, x.dtype
         return fused_linear.launch(
             numbers, matrix, tune, gated=gated, out=out, scaled=scaled
         )
-    transposed = matrix.weight.t()
-    if matrix.scheme.storage == "int8":
-        sums = torch._int_mm(numbers, transposed)
+    if matrix.blocks is not None:
+        total = fp8_blocks.product(numbers, scales, matrix, matrix.blocks)[: len(x)]
+    elif matrix.scheme.storage == "int8":
+        sums = torch._int_mm(numbers, matrix.weight.t())
         if together:
-            return scaled_sums(sums, scales, matrix, dtype, out)
-        total = scaled_sums(sums, scales, matrix, dtype)
+            return scaled_sums(sums, scales, matrix, x.dtype, out)
+        total = scaled_sums(sums, scales, matrix, x.dtype)
     else:
         total = torch._scaled_mm(
             numbers,
-            transposed,
+            matrix.weight.t(),
             scales,
             matrix.scaled.view(1, -1),
             bias=matrix.bias,
-            out_dtype=dtype,
+            out_dtype=x.dtype,
             use_fast_accum=True,
         )
     return total if out is None else out.add_(total)

@@ -64,10 +64,14 @@ ROUNDED_TABLE: Final[dict[bool, list[TuneEntry]]] = {
         TuneEntry(64, 9999, LinearTune(64, 32, 128, 1, 4, 6)),
     ],
 }
-# Of FP8 in blocks, without gates, for which there is no library's product: the kernel
-# takes more tokens. Measured at the products of Qwen3-Next-80B-A3B, of 25, 8.4, 2.1 and
-# 1.0 million weights, on an H200 (`bench.fp8_blocks_tunes_gpu`): 16.4 us together at one
-# token (22 with the tunes above), 27 (39) at 8, 42 (61) at 64; the floor is 8.6.
+# Of FP8 in blocks: with more tokens, the library multiplies where it takes the matrix
+# (fp8_blocks.py). Not measured yet.
+MAX_BLOCKS_TOKENS: Final = 64
+# Of FP8 in blocks, without gates. The kernel takes more tokens than in INT8, as without a
+# library the matrix would be dequantized. Measured at the products of Qwen3-Next-80B-A3B,
+# of 25, 8.4, 2.1 and 1.0 million weights, on an H200 (`bench.fp8_blocks_tunes_gpu`): 16.4
+# us together at one token (22 with the tunes above), 27 (39) at 8, 42 (61) at 64; the
+# floor is 8.6.
 FP8_BLOCKS_TABLE: Final[list[TuneEntry]] = [
     TuneEntry(1, 30, LinearTune(1, 4, 512, 1, 2, 1)),
     TuneEntry(1, 9999, LinearTune(1, 4, 1024, 1, 2, 2)),
@@ -99,7 +103,8 @@ def rounded_tune_of(
     x: Tensor, matrix: Linear, *, gated: bool = False
 ) -> LinearTune | None:
     """As `tune_of`, for rows that are rounded to 8 bits."""
-    if matrix.scheme.storage != "float8_e4m3fn":
+    scheme = matrix.scheme
+    if scheme.storage != "float8_e4m3fn" or scheme.activations != "rows":
         return None
     return _first_fitting(ROUNDED_TABLE[gated], x, matrix)
 

@@ -31,7 +31,12 @@ from minfer.kernels.leaves import (
     int4,
 )
 from minfer.kernels.linear_tunes import LinearTune
-from minfer.kernels.quantized_kernels import dequantized, round_rows, scaled_sums
+from minfer.kernels.quantized_kernels import (
+    dequantized,
+    round_groups,
+    round_rows,
+    scaled_sums,
+)
 
 from .compiles import HIDDEN, HOPPER, INNER, QKV, compiled, half, ints
 from .specialization import Elsewhere
@@ -133,6 +138,10 @@ def main(skip_slow: bool) -> None:
         round_rows(half(512, INNER), dtype)
         round_rows(half(512, INNER), dtype, activation="ungated_gelu")
         round_rows(half(512, HIDDEN), dtype, Norm(half(HIDDEN), 1e-6))
+    fp8, norm = torch.float8_e4m3fn, Norm(half(HIDDEN), 1e-6)
+    round_groups(half(512, INNER), fp8, FP8_BLOCKS.group)
+    round_groups(half(512, HIDDEN), fp8, FP8_BLOCKS.group, norm, rows=512)
+    round_groups(half(512, INNER), fp8, FP8_BLOCKS.group, activation="silu", rows=512)
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ class QuantizedLinear(nn.Module):
         """Change all tensors, as moves to another device do."""
         del recurse
         leaf = self.leaf
-        optional = (leaf.bias, leaf.scales, leaf.zeros, leaf.factors)
-        bias, scales, zeros, factors = (
+        optional = (leaf.bias, leaf.scales, leaf.zeros, leaf.factors, leaf.blocks)
+        bias, scales, zeros, factors, blocks = (
             None if tensor is None else change(tensor) for tensor in optional
         )
         self.leaf = evolve(
@@ -51,6 +51,7 @@ class QuantizedLinear(nn.Module):
             scales=scales,
             zeros=zeros,
             factors=factors,
+            blocks=blocks,
         )
         return self
 

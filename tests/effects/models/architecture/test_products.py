@@ -9,11 +9,16 @@ from torch import Tensor
 
 from minfer.effects.models.architecture.linear import LinearSizes
 from minfer.effects.models.architecture.product_context import ProductContext
-from minfer.effects.models.architecture.products import add_product, feed, norm_linear
+from minfer.effects.models.architecture.products import (
+    add_product,
+    feed,
+    in_kernel_layout,
+    norm_linear,
+)
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.ranks import SINGLE_RANK, Parallel, RankInfo, SingleRank
-from minfer.kernels import plain
-from minfer.kernels.leaves import PLAIN, Norm, Shard
+from minfer.kernels import fp8_blocks, plain
+from minfer.kernels.leaves import FP8_BLOCKS, PLAIN, Linear, Norm, Shard
 from tests.effects.models.architecture.test_linear import filled
 
 SIZES = LinearSizes(("down",), (16,), 24, Shard.ROW, bias=True)
@@ -82,3 +87,18 @@ def test_schemes_without_kernels_are_refused_by_name() -> None:
         feed(X, NORM, linear, linear, "silu", CONTEXT, SINGLE_RANK)
     with pytest.raises(UnsupportedModelError, match="fp8"):
         add_product(torch.zeros(5, 16), X, linear, CONTEXT, SINGLE_RANK)
+
+
+def test_leaves_of_a_gpu_have_what_its_library_multiplies_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class OnGPU(Tensor):
+        is_cuda = True
+
+    monkeypatch.setattr(fp8_blocks, "_has_product", lambda _: True)
+    weight, scales = torch.zeros(128, 128).to(torch.float8_e4m3fn), torch.ones(128, 1)
+    leaf = Linear(weight=weight, scales=scales, scheme=FP8_BLOCKS, parts=(128,))
+    blocks = in_kernel_layout(evolve(leaf, weight=weight.as_subclass(OnGPU))).blocks
+    assert blocks is not None
+    assert blocks.tolist() == [[1, 0, 0, 0]]
+    assert in_kernel_layout(leaf).blocks is None

@@ -115,13 +115,17 @@ def test_weights_take_the_planned_memory(name: str, tmp_path: Path) -> None:
 def test_a_move_to_another_device_takes_the_matrices_along(tmp_path: Path) -> None:
     folder, _ = made_of("gpt_neox", "awq", tmp_path)
     spec = spec_of(folder)
-    moved = [QuantizedLinear(leaf).to("meta") for leaf in empty_leaves(spec).values()]
+    leaves = [
+        evolve(leaf, blocks=torch.ones(1, 4)) for leaf in empty_leaves(spec).values()
+    ]
+    moved = [QuantizedLinear(leaf).to("meta") for leaf in leaves]
     assert len(moved) == len(spec.linears) == 8
     for module in moved:
         leaf = module.leaf
         assert leaf.zeros is not None
         assert leaf.bias is not None
-        tensors = (leaf.weight, leaf.scaled, leaf.zeros, leaf.bias)
+        assert leaf.blocks is not None
+        tensors = (leaf.weight, leaf.scaled, leaf.zeros, leaf.bias, leaf.blocks)
         assert all(tensor.is_meta for tensor in tensors)
 
 
