@@ -13,9 +13,10 @@ from minfer.kernels.activation import gated_product
 from minfer.kernels.leaf_tiles import (
     add_lanes,
     add_products,
-    is_packed,
     leaf_lines,
+    load_row,
     load_tile,
+    no_sums,
     prefetch_lines,
 )
 from minfer.kernels.pdl import arrive, follow, follow_first
@@ -60,19 +61,16 @@ def few_gate_up(
         gates = leaf_lines(weight, scales, extras, line, size, scaled)
         ups = leaf_lines(weight, scales, extras, line + columns * gated, size, scaled)
         row = x + pair // top_k * x_stride
-        lanes: tl.constexpr = depth // 2 if is_packed(weight) else depth
-        gate = tl.zeros([cols, lanes], tl.float32)
-        up = tl.zeros([cols, lanes], tl.float32)
+        gate = no_sums(cols, weight, depth, scaled)
+        up = no_sums(cols, weight, depth, scaled)
         full: tl.constexpr = size % depth == 0
         for k in tl.range(0, size, depth, num_stages=stages):
-            lane = k + tl.arange(0, depth)
             w = load_tile(gates, k, size, full, depth, scaled)
-            y = tl.load(row + lane, mask=(lane < size) | full, other=0.0)
-            y = y.to(tl.float32)[None, :]
-            gate = add_lanes(gate, w, y)
+            y = load_row(row, k, size, full, weight, depth)
+            gate = add_lanes(gate, w, y, True)
             if gated:
                 v = load_tile(ups, k, size, full, depth, scaled)
-                up = add_lanes(up, v, y)
+                up = add_lanes(up, v, y, True)
         gate = tl.sum(gate, 1)
         up = tl.sum(up, 1)
         if added is not None:
@@ -138,7 +136,6 @@ def few_down(
     weights are loaded while the kernel before, of `few_gate_up`, runs.
     """
     token = tl.program_id(0).to(tl.int64)
-    lanes = tl.arange(0, depth)
     column = tl.program_id(1) * cols + tl.arange(0, cols)
     # Lines past the end repeat the last.
     line = tl.minimum(column, columns - 1)
@@ -155,8 +152,7 @@ def few_down(
     follow()
     out_pointers = residual + token * residual_stride + column
     before = tl.load(out_pointers, mask=column < columns, other=0.0)
-    packed: tl.constexpr = is_packed(weight)
-    acc = tl.zeros([cols, depth // 2 if packed else depth], tl.float32)
+    acc = no_sums(cols, weight, depth, scaled)
     start = tl.zeros([cols], tl.float32)
     for n in tl.static_range(top_k * passes):
         pair = token * top_k + n // passes
@@ -164,18 +160,18 @@ def few_down(
         if weights is not None:
             share = tl.load(weights + pair, mask=expert >= 0, other=0.0)
         k = n % passes * depth
-        lane = k + lanes
         if n < ahead:
             w = tiles[n]  # type: ignore[var-annotated]  # as above
         else:
             w = _down_tile(
                 *(weight, scales, extras, expert, line, k), columns, size, depth, scaled
             )
-        lane_mask = lane < tl.where(expert >= 0, size, 0)
-        y = tl.load(x + pair * size + lane, mask=lane_mask, other=0.0).to(tl.float32)
+        limit = tl.where(expert >= 0, size, 0)
+        y = load_row(x + pair * size, k, limit, False, weight, depth)
+        products = add_lanes(tl.zeros_like(acc), w, y, True)
         if weights is not None:
-            y *= share
-        acc = add_lanes(acc, w, y[None, :])
+            products *= share
+        acc += products
         if bias is not None and n % passes == 0:
             bias_pointers = bias + expert * columns + line
             bias_mask = line < tl.where(expert >= 0, columns, 0)
