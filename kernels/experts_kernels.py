@@ -113,6 +113,22 @@ def _down_tile(
 
 
 @triton.jit
+def _choice(ids, weights, first, top_k: tl.constexpr):
+    """The experts of `top_k` pairs from `first` on, and their weights, if there are any.
+    The kernel before the one of gates wrote them.
+    """
+    experts, shares = (), ()
+    for i in tl.static_range(top_k):
+        expert = tl.load(ids + first + i, cache_modifier=".cg").to(tl.int64)
+        experts += (expert,)  # type: ignore[assignment]  # a tuple of Triton grows
+        if weights is not None:
+            share_pointer = weights + first + i
+            share = tl.load(share_pointer, expert >= 0, other=0.0, cache_modifier=".cg")
+            shares += (share,)  # type: ignore[assignment]  # as above
+    return experts, shares
+
+
+@triton.jit
 def few_down(
     x,
     weight,
@@ -132,19 +148,18 @@ def few_down(
     ahead: tl.constexpr,
 ):
     """Grid [tokens, tiles of columns]: residual [tokens, columns] += the weighted sum of
-    a token's experts of x [pairs, size], in the order of its pairs. `ahead` tiles of
-    weights are loaded while the kernel before, of `few_gate_up`, runs.
+    a token's experts of x [pairs, size], in the order of its pairs. What was chosen, and
+    `ahead` tiles of weights, are loaded while the kernel before, of `few_gate_up`, runs.
     """
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * cols + tl.arange(0, cols)
     # Lines past the end repeat the last.
     line = tl.minimum(column, columns - 1)
     passes: tl.constexpr = (size + depth - 1) // depth
+    experts, shares = _choice(ids, weights, token * top_k, top_k)
     tiles = ()
     for n in tl.static_range(min(ahead, top_k * passes)):
-        id_pointer = ids + token * top_k + n // passes
-        expert = tl.load(id_pointer, cache_modifier=".cg").to(tl.int64)
-        k = n % passes * depth
+        expert, k = experts[n // passes], n % passes * depth
         tile = _down_tile(
             *(weight, scales, extras, expert, line, k), columns, size, depth, scaled
         )
@@ -155,28 +170,25 @@ def few_down(
     acc = no_sums(cols, weight, depth, scaled)
     start = tl.zeros([cols], tl.float32)
     for n in tl.static_range(top_k * passes):
-        pair = token * top_k + n // passes
-        expert = tl.load(ids + pair).to(tl.int64)
-        if weights is not None:
-            share = tl.load(weights + pair, mask=expert >= 0, other=0.0)
-        k = n % passes * depth
+        expert, k = experts[n // passes], n % passes * depth
         if n < ahead:
             w = tiles[n]  # type: ignore[var-annotated]  # as above
         else:
             w = _down_tile(
                 *(weight, scales, extras, expert, line, k), columns, size, depth, scaled
             )
+        row = x + (token * top_k + n // passes) * size
         limit = tl.where(expert >= 0, size, 0)
-        y = load_row(x + pair * size, k, limit, False, weight, depth)
+        y = load_row(row, k, limit, False, weight, depth)
         products = add_lanes(tl.zeros_like(acc), w, y, True)
         if weights is not None:
-            products *= share
+            products *= shares[n // passes]
         acc += products
         if bias is not None and n % passes == 0:
             bias_pointers = bias + expert * columns + line
             bias_mask = line < tl.where(expert >= 0, columns, 0)
             bias_line = tl.load(bias_pointers, mask=bias_mask, other=0.0)
-            start += bias_line if weights is None else share * bias_line
+            start += bias_line if weights is None else shares[n // passes] * bias_line
     acc = tl.sum(acc, 1) + start + before
     tl.store(out_pointers, acc.to(residual.dtype.element_ty), mask=column < columns)
 
