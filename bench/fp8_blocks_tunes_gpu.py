@@ -2,11 +2,13 @@
 
     python -m bench.fp8_blocks_tunes_gpu
 
-Of Qwen3-Next-80B-A3B's sizes: the experts of a layer by the number of tokens, which
-choose independently, and the dense products of a layer. The fastest tilings beside those
+Of Qwen3-Next-80B-A3B's sizes: both paths of few tokens' experts, with the shared one,
+which all choose; the experts of a layer by the number of tokens, which choose
+independently; and the dense products of a layer. Of the first alone, in less than a
+minute: `--tokens --dense`. The fastest tilings beside those
 of the tables (kernels/experts_tunes.py, kernels/quantized_tunes.py), in microseconds, in
 CUDA graphs over copies of the weights; and the floor, the bytes of weights at 4.26 TB/s.
-`--device cpu` tries the part of experts; the dense products need a GPU.
+`--device cpu` tries the parts of experts; the dense products need a GPU.
 """
 
 import argparse
@@ -26,6 +28,9 @@ from minfer.kernels import quantized_linear
 from minfer.kernels.compiling import compile_launches
 from minfer.kernels.experts import add_experts, experts_hit
 from minfer.kernels.experts_tunes import (
+    FP8_BLOCKS_FEW_TOKENS,
+    QUANTIZED_GROUPED_TABLE,
+    ROUNDED_GROUPED_TABLE,
     DownTune,
     ExpertsTune,
     FewTokensTune,
@@ -50,6 +55,7 @@ DENSE: Final = {  # inputs, outputs
 }
 DENSE_COPIES: Final = 24
 SHOWN: Final = 6
+SHOWN_OF_PATHS: Final = 2  # of each
 Call = Callable[[], object]
 
 
@@ -74,14 +80,29 @@ class ExpertsCase:
     choices: tuple[ChosenExperts, ...]
 
     @classmethod
-    def of(cls, layers: tuple[Experts, ...], tokens: int, top_k: int) -> "ExpertsCase":
-        """Returns tokens that choose independently."""
+    def of(
+        cls,
+        layers: tuple[Experts, ...],
+        tokens: int,
+        top_k: int,
+        *,
+        shared: bool = False,
+    ) -> "ExpertsCase":
+        """Returns tokens that choose independently. shared: all choose the last expert,
+        as the last of theirs.
+        """
         device, count = layers[0].down.weight.device, len(layers[0].down.weight)
         hidden = layers[0].down.weight.shape[1]
         choices = list[ChosenExperts]()
         for _ in layers:
-            picked = torch.rand(tokens, count, device=device).topk(top_k)
-            choices.append(ChosenExperts(picked.indices.int(), picked.values))
+            scores = torch.rand(tokens, count, device=device)
+            if shared:
+                scores[:, -1] = 0
+            picked = scores.topk(top_k)
+            ids = picked.indices.int()
+            if shared:
+                ids[:, -1] = count - 1
+            choices.append(ChosenExperts(ids, picked.values))
         x = torch.randn(tokens, hidden, device=device, dtype=torch.bfloat16)
         return cls(layers, x, (*choices,))
 
@@ -101,18 +122,19 @@ class ExpertsCase:
 
 
 def few_tunes() -> Iterator[FewTokensTune]:
-    """Tilings for few tokens: each half beside the best guess of the other."""
-    gates, downs = GateUpTune(2, 1024, 1, 1), DownTune(2, 256, 1, 12)
+    """Tilings for few tokens: each half beside the table's of the other. A warp has at
+    least 512 inputs of a line, 16 a thread.
+    """
+    gates, downs = FP8_BLOCKS_FEW_TOKENS
     for columns, depth, warps, stages in combinations(
         (1, 2, 4, 8), (512, 1024, 2048), (1, 2), (1, 2)
     ):
-        if 256 <= columns * depth // warps <= 4096:
+        fits = 1024 <= columns * depth // warps <= 4096
+        if fits and depth >= 512 * warps and (stages == 1 or depth < HIDDEN):
             yield FewTokensTune(GateUpTune(columns, depth, warps, stages), downs)
-    for columns, depth, warps, ahead in combinations(
-        (1, 2, 4, 8), (128, 256, 512), (1, 2), (5, 10, 20)
-    ):
-        if columns * depth // warps >= 256 and columns * depth * ahead // warps <= 8192:
-            yield FewTokensTune(gates, DownTune(columns, depth, warps, ahead))
+    for columns, ahead in combinations((1, 2, 4), (4, 6, 8, 11)):
+        if columns * INTER * ahead <= 12_288:
+            yield FewTokensTune(gates, DownTune(columns, INTER, 1, ahead))
 
 
 def grouped_tunes(mean: float) -> Iterator[ManyTokensTune]:
@@ -158,7 +180,7 @@ def linear_tunes(tokens: int) -> Iterator[LinearTune]:
 
 
 def time_tilings(
-    cases: dict[Any, list[Call]], before: Any, device: str
+    cases: dict[Any, list[Call]], before: Any, device: str, shown: int = SHOWN
 ) -> dict[str, float | str]:
     """Returns the fastest tilings with their us, and `before`. Those that a GPU has no
     room for are left out.
@@ -174,7 +196,7 @@ def time_tilings(
             times[tune] = microseconds(calls)
         except OutOfResources:
             continue
-    best = sorted(times, key=times.__getitem__)[:SHOWN]
+    best = sorted(times, key=times.__getitem__)[:shown]
     return {f"{tune}": times[tune] for tune in [*best, before] if tune in times}
 
 
@@ -187,18 +209,57 @@ def launch_each(cases: Iterable[list[Call]]) -> None:
             continue
 
 
-def measure_experts(args: argparse.Namespace) -> dict[str, Any]:
-    """The experts of a layer, by the number of tokens."""
-    count, top_k, hidden, inter = EXPERTS, TOP_K, HIDDEN, INTER
-    if args.device == "cpu":
-        count, top_k, hidden, inter = 4, 2, 256, 128
-    layers = tuple(
+def experts_sizes(device: str) -> tuple[int, int, int, int]:
+    """How many experts there are and are chosen, and the hidden and inner size."""
+    return (4, 2, 256, 128) if device == "cpu" else (EXPERTS, TOP_K, HIDDEN, INTER)
+
+
+def experts_layers(
+    device: str, count: int, hidden: int, inter: int
+) -> tuple[Experts, ...]:
+    """Returns a few layers' experts."""
+    return tuple(
         Experts(
-            gate_up=leaf(args.device, count, 2 * inter, hidden),
-            down=leaf(args.device, count, hidden, inter),
+            gate_up=leaf(device, count, 2 * inter, hidden),
+            down=leaf(device, count, hidden, inter),
         )
         for _ in range(COPIES)
     )
+
+
+def measure_paths(args: argparse.Namespace) -> dict[str, Any]:
+    """The experts of a layer and the shared one by the number of tokens: the fastest of
+    each path.
+    """
+    if not args.paths:
+        return {}
+    count, top_k, hidden, inter = experts_sizes(args.device)
+    layers = experts_layers(args.device, count + 1, hidden, inter)
+    rounded = [tune for tune in grouped_tunes(1) if tune.rows == 16 and tune.rounded]
+    paths: dict[str, list[ExpertsTune]] = {
+        "few": [FP8_BLOCKS_FEW_TOKENS, *few_tunes()],
+        "grouped": [QUANTIZED_GROUPED_TABLE[0].tune],
+        "rounded": [ROUNDED_GROUPED_TABLE[0].tune, *rounded],
+    }
+    results = dict[str, Any]()
+    for tokens in args.paths:
+        case = ExpertsCase.of(layers, tokens, top_k + 1, shared=True)
+        figures: dict[str, Any] = {"floor, us": case.floor()}
+        for path, tunes in paths.items():
+            cases = {tune: case.calls(tune) for tune in tunes}
+            times = time_tilings(cases, tunes[0], args.device, SHOWN_OF_PATHS)
+            figures |= {f"{path}: {tune}": us for tune, us in times.items()}
+        results[f"{tokens} tokens"] = figures
+        report(f"paths, {tokens} tokens", figures)
+    return results
+
+
+def measure_experts(args: argparse.Namespace) -> dict[str, Any]:
+    """The experts of a layer, by the number of tokens."""
+    if not args.tokens:
+        return {}
+    count, top_k, hidden, inter = experts_sizes(args.device)
+    layers = experts_layers(args.device, count, hidden, inter)
     results = dict[str, Any]()
     for tokens in args.tokens:
         case = ExpertsCase.of(layers, tokens, top_k)
@@ -237,17 +298,18 @@ def report(name: str, figures: dict[str, Any]) -> None:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any] | None:
-    """Measure experts, then dense products."""
-    experts = measure_experts(args)
+    """Measure paths, experts, then dense products."""
+    paths, experts = measure_paths(args), measure_experts(args)
     if args.device == "cpu":
         return None
-    return {"experts": experts, "dense": measure_dense(args)}
+    return {"paths": paths, "experts": experts, "dense": measure_dense(args)}
 
 
 if __name__ == "__main__":
     integers = {"type": int, "nargs": "*"}
     options = {
         "--device": "cuda",
+        "--paths": {**integers, "default": [1, 4, 8, 12, 16]},
         "--tokens": {**integers, "default": [1, 8, 64, 256, 8192]},
         "--dense": {**integers, "default": [1, 8, 64]},
     }

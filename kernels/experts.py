@@ -23,7 +23,8 @@ Four launches. Padding, of id -1, is in no tile.
 Between the two products no bandwidth is lost: which weights the second needs is known
 before the first runs. So the first lets it start only after the routing is complete
 (pdl.follow_first), and it loads weights, to registers or to the cache, while the last
-programs of the first still run.
+programs of the first still run; for few tokens what was chosen as well, so that one
+latency remains, of what the gates gave.
 
 A row's bits. A list's order depends on which program counted first. It decides in which
 row of which tile a pair is, and no more: an element of a product is the sum, over the

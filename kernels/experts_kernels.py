@@ -13,9 +13,10 @@ from minfer.kernels.activation import gated_product
 from minfer.kernels.leaf_tiles import (
     add_lanes,
     add_products,
-    is_packed,
     leaf_lines,
+    load_row,
     load_tile,
+    no_sums,
     prefetch_lines,
 )
 from minfer.kernels.pdl import arrive, follow, follow_first
@@ -60,19 +61,16 @@ def few_gate_up(
         gates = leaf_lines(weight, scales, extras, line, size, scaled)
         ups = leaf_lines(weight, scales, extras, line + columns * gated, size, scaled)
         row = x + pair // top_k * x_stride
-        lanes: tl.constexpr = depth // 2 if is_packed(weight) else depth
-        gate = tl.zeros([cols, lanes], tl.float32)
-        up = tl.zeros([cols, lanes], tl.float32)
+        gate = no_sums(cols, weight, depth, scaled)
+        up = no_sums(cols, weight, depth, scaled)
         full: tl.constexpr = size % depth == 0
         for k in tl.range(0, size, depth, num_stages=stages):
-            lane = k + tl.arange(0, depth)
             w = load_tile(gates, k, size, full, depth, scaled)
-            y = tl.load(row + lane, mask=(lane < size) | full, other=0.0)
-            y = y.to(tl.float32)[None, :]
-            gate = add_lanes(gate, w, y)
+            y = load_row(row, k, size, full, weight, depth)
+            gate = add_lanes(gate, w, y, True)
             if gated:
                 v = load_tile(ups, k, size, full, depth, scaled)
-                up = add_lanes(up, v, y)
+                up = add_lanes(up, v, y, True)
         gate = tl.sum(gate, 1)
         up = tl.sum(up, 1)
         if added is not None:
@@ -115,6 +113,22 @@ def _down_tile(
 
 
 @triton.jit
+def _choice(ids, weights, first, top_k: tl.constexpr):
+    """The experts of `top_k` pairs from `first` on, and their weights, if there are any.
+    The kernel before the one of gates wrote them.
+    """
+    experts, shares = (), ()
+    for i in tl.static_range(top_k):
+        expert = tl.load(ids + first + i, cache_modifier=".cg").to(tl.int64)
+        experts += (expert,)  # type: ignore[assignment]  # a tuple of Triton grows
+        if weights is not None:
+            share_pointer = weights + first + i
+            share = tl.load(share_pointer, expert >= 0, other=0.0, cache_modifier=".cg")
+            shares += (share,)  # type: ignore[assignment]  # as above
+    return experts, shares
+
+
+@triton.jit
 def few_down(
     x,
     weight,
@@ -134,20 +148,18 @@ def few_down(
     ahead: tl.constexpr,
 ):
     """Grid [tokens, tiles of columns]: residual [tokens, columns] += the weighted sum of
-    a token's experts of x [pairs, size], in the order of its pairs. `ahead` tiles of
-    weights are loaded while the kernel before, of `few_gate_up`, runs.
+    a token's experts of x [pairs, size], in the order of its pairs. What was chosen, and
+    `ahead` tiles of weights, are loaded while the kernel before, of `few_gate_up`, runs.
     """
     token = tl.program_id(0).to(tl.int64)
-    lanes = tl.arange(0, depth)
     column = tl.program_id(1) * cols + tl.arange(0, cols)
     # Lines past the end repeat the last.
     line = tl.minimum(column, columns - 1)
     passes: tl.constexpr = (size + depth - 1) // depth
+    experts, shares = _choice(ids, weights, token * top_k, top_k)
     tiles = ()
     for n in tl.static_range(min(ahead, top_k * passes)):
-        id_pointer = ids + token * top_k + n // passes
-        expert = tl.load(id_pointer, cache_modifier=".cg").to(tl.int64)
-        k = n % passes * depth
+        expert, k = experts[n // passes], n % passes * depth
         tile = _down_tile(
             *(weight, scales, extras, expert, line, k), columns, size, depth, scaled
         )
@@ -155,32 +167,28 @@ def few_down(
     follow()
     out_pointers = residual + token * residual_stride + column
     before = tl.load(out_pointers, mask=column < columns, other=0.0)
-    packed: tl.constexpr = is_packed(weight)
-    acc = tl.zeros([cols, depth // 2 if packed else depth], tl.float32)
+    acc = no_sums(cols, weight, depth, scaled)
     start = tl.zeros([cols], tl.float32)
     for n in tl.static_range(top_k * passes):
-        pair = token * top_k + n // passes
-        expert = tl.load(ids + pair).to(tl.int64)
-        if weights is not None:
-            share = tl.load(weights + pair, mask=expert >= 0, other=0.0)
-        k = n % passes * depth
-        lane = k + lanes
+        expert, k = experts[n // passes], n % passes * depth
         if n < ahead:
             w = tiles[n]  # type: ignore[var-annotated]  # as above
         else:
             w = _down_tile(
                 *(weight, scales, extras, expert, line, k), columns, size, depth, scaled
             )
-        lane_mask = lane < tl.where(expert >= 0, size, 0)
-        y = tl.load(x + pair * size + lane, mask=lane_mask, other=0.0).to(tl.float32)
+        row = x + (token * top_k + n // passes) * size
+        limit = tl.where(expert >= 0, size, 0)
+        y = load_row(row, k, limit, False, weight, depth)
+        products = add_lanes(tl.zeros_like(acc), w, y, True)
         if weights is not None:
-            y *= share
-        acc = add_lanes(acc, w, y[None, :])
+            products *= shares[n // passes]
+        acc += products
         if bias is not None and n % passes == 0:
             bias_pointers = bias + expert * columns + line
             bias_mask = line < tl.where(expert >= 0, columns, 0)
             bias_line = tl.load(bias_pointers, mask=bias_mask, other=0.0)
-            start += bias_line if weights is None else share * bias_line
+            start += bias_line if weights is None else shares[n // passes] * bias_line
     acc = tl.sum(acc, 1) + start + before
     tl.store(out_pointers, acc.to(residual.dtype.element_ty), mask=column < columns)
 

@@ -124,10 +124,10 @@ FLOAT32_TUNE: Final = ManyTokensTune(
     16, GroupedTune(16, 32, 4, 2, 1, False), GroupedTune(32, 32, 4, 2, 1, False)
 )
 # Of quantized experts, start values from arithmetic until they are measured: a warp loads
-# at least 256 bytes of a line, and rows are the first operand, so that numbers are
+# at least 512 bytes of a line, and rows are the first operand, so that numbers are
 # decoded where the tensor cores take them.
 QUANTIZED_FEW_TOKENS: Final = {
-    8: FewTokensTune(GateUpTune(2, 1024, 1, 1), DownTune(2, 256, 1, 12)),
+    8: FewTokensTune(GateUpTune(2, 1024, 1, 1), DownTune(2, 512, 1, 6)),
     4: FewTokensTune(GateUpTune(2, 1024, 1, 1), DownTune(2, 1024, 1, 6)),
 }
 QUANTIZED_GROUPED_TABLE: Final = [
@@ -149,15 +149,16 @@ QUANTIZED_GROUPED_TABLE: Final = [
     ),
     *GROUPED_TABLE[2:],
 ]
-# Of FP8 in blocks, measured at the shape of Qwen3-Next-80B-A3B (H200, 2026-12-01,
-# `bench.fp8_blocks_tunes_gpu`): us of a layer, beside the tunes above and the bytes'
-# floor: 18.7 (23.5, 7.4) for a token, 83 (108, 53) for 8, 312 (341, 274) for 64, 429
-# (466, 376) for 256, 1,514 (7,395, 378) for 8,192.
+# Of FP8 in blocks, at the shape of Qwen3-Next-80B-A3B (`bench.fp8_blocks_tunes_gpu`). For
+# few tokens start values until they are measured: a warp loads 512 bytes of a line, 16 a
+# thread, which then has their inputs as well, and weights of all pairs are held.
 FP8_BLOCKS_FEW_TOKENS: Final = FewTokensTune(
-    GateUpTune(4, 2048, 2, 1), DownTune(2, 256, 1, 12)
+    GateUpTune(4, 2048, 2, 1), DownTune(2, 512, 1, 11)
 )
 # Rows are rounded to 8 bits, of which the tensor cores multiply twice as many. A tile of
-# gates and ups has a group of what they give.
+# gates and ups has a group of what they give. Measured (H200, 2026-12-01): us of a layer,
+# beside the tunes above and the bytes' floor: 312 (341, 274) for 64 tokens, 429
+# (466, 376) for 256, 1,514 (7,395, 378) for 8,192.
 ROUNDED_GROUP: Final = 128
 ROUNDED_GROUPED_TABLE: Final = [
     GroupedEntry(

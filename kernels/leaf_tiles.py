@@ -17,6 +17,10 @@ its inputs in any order. On Hopper few instructions make bfloat16 of four bytes,
 numbers at once: under the exponent of 128, the integer q is 128 + q; bits of FP4 and FP8
 are those of a bfloat16 whose exponent is 126 or 120 too small.
 
+One token. A product of few instructions keeps up with memory: a thread that holds 16
+bytes of weights loads what they are multiplied with (`load_row`), so that nothing is
+exchanged between threads, and sums their products before it scales the sum.
+
 Many tokens. The tensor cores are the limit then, and both steps above keep them waiting:
 the split moves activations from shared memory through registers and back, and sums are
 scaled only when a pass's products are complete. `dequantized` tiles avoid both: weights
@@ -88,6 +92,20 @@ lop3.b32 b, b, 0x80008000, d, 0xea;
 mul.rn.bf16x2 $0, a, m;
 mul.rn.bf16x2 $1, b, m;
 }""")
+# Four numbers of FP8 to float32.
+WIDE_FP8: Final = tl.constexpr("""{
+.reg .b16 a, b, c, d;
+.reg .b32 low, high;
+mov.b32 {a, b}, $4;
+cvt.rn.f16x2.e4m3x2 low, a;
+cvt.rn.f16x2.e4m3x2 high, b;
+mov.b32 {a, b}, low;
+mov.b32 {c, d}, high;
+cvt.f32.f16 $0, a;
+cvt.f32.f16 $1, b;
+cvt.f32.f16 $2, c;
+cvt.f32.f16 $3, d;
+}""")
 
 
 @triton.constexpr_function
@@ -153,20 +171,74 @@ def prefetch_lines(weight, k, size: tl.constexpr, depth: tl.constexpr):
     prefetch(weight + tl.minimum(k // per_element + ahead, size // per_element - 1))
 
 
-@triton.jit
-def add_lanes(acc, tile, y):
-    """acc [lines, lanes] plus products of a tile with one row y [1, depth], not summed
-    over lanes, of which there are as many as elements of the tile's weights.
+@triton.constexpr_function
+def summed_lanes(weight: Any, depth: int, group: int) -> int:
+    """How many elements of a line of weights `add_lanes` sums: 16 bytes, which a thread
+    loads at once, or a group's.
     """
+    kind = weight.type.scalar
+    bits = (kind.element_ty if kind.is_ptr() else kind).primitive_bitwidth
+    inputs = min(depth, group or depth)
+    return int(min(128 // bits, inputs // 2 if is_packed(weight) else inputs))
+
+
+@triton.jit
+def no_sums(lines: tl.constexpr, weight, depth: tl.constexpr, group: tl.constexpr):
+    """Zeros, to which `add_lanes` adds [lines, sums of a line]."""
+    lanes: tl.constexpr = depth // 2 if is_packed(weight) else depth
+    sums: tl.constexpr = lanes // summed_lanes(weight, depth, group)
+    return tl.zeros([lines, sums], tl.float32)
+
+
+@triton.jit
+def load_row(x, k, limit, full: tl.constexpr, weight, depth: tl.constexpr):
+    """Inputs [1, depth] of a row from k on, to be multiplied with a tile of `weight`: a
+    thread has those of its 16 bytes of weights, and loads them in parts of 16 bytes.
+    full: as in `load_tile`.
+    """
+    elements: tl.constexpr = summed_lanes(weight, depth, 0)
+    held: tl.constexpr = 2 * elements if is_packed(weight) else elements
+    part: tl.constexpr = min(128 // x.dtype.element_ty.primitive_bitwidth, held)
+    lane = k + tl.arange(0, depth // held)[:, None] * held + tl.arange(0, part)[None, :]
+    parts = ()
+    for first in tl.static_range(0, held, part):
+        mask = (lane + first < limit) | full
+        parts += (tl.load(x + first + lane, mask=mask, other=0.0),)  # type: ignore[assignment]  # a tuple of Triton grows
+    return tl.reshape(_joined(parts), [1, depth])
+
+
+@triton.jit
+def _joined(parts):
+    """Parts [chunks, inputs] of one size as [chunks, all inputs]."""
+    half: tl.constexpr = len(parts) // 2
+    if half == 0:
+        joined = parts[0]
+    else:
+        pair = tl.join(_joined(parts[:half]), _joined(parts[half:]))
+        size: tl.constexpr = 2 * pair.shape[1]
+        joined = tl.reshape(tl.permute(pair, (0, 2, 1)), [pair.shape[0], size])
+    return joined
+
+
+@triton.jit
+def add_lanes(acc, tile, y, in_parts: tl.constexpr = False):
+    """acc of `no_sums` plus products of a tile with one row y [1, depth]. in_parts: y is
+    of `load_row`.
+    """
+    lines: tl.constexpr = acc.shape[0]
+    sums: tl.constexpr = acc.shape[1]
     lanes: tl.constexpr = tile[0].shape[1]
+    y = y.to(tl.float32)
     if is_packed(tile[0]):
         even, odd = _pairs(tile, tl.float32)
         y0, y1 = tl.split(tl.reshape(y, [1, lanes, 2]))
         products = even * y0 + odd * y1
     else:
-        products = tile[0].to(tl.float32) * y
+        w = _in_place(tile[0]) if in_parts else tile[0].to(tl.float32)
+        products = w * y
+    products = tl.sum(tl.reshape(products, [lines, sums, lanes // sums]), 2)
     if len(tile) > 1:
-        products *= _spread(_factors(tile), lanes)
+        products *= _spread(_factors(tile), sums)
     return acc + products
 
 
@@ -283,6 +355,20 @@ def _numbers(w, dtype: tl.constexpr):
         )
     else:
         w = w.to(dtype)
+    return w
+
+
+@triton.jit
+def _in_place(w):
+    """Numbers of 8 bits or more in float32, by the threads that loaded them in the order
+    in which they did. Else the compiler would put bytes in the order of a row's parts.
+    """
+    if w.dtype == tl.float8e4nv and tl.target_info.cuda_capability_geq(9, 0):
+        w = tl.inline_asm_elementwise(
+            WIDE_FP8, "=r,=r,=r,=r,r", [w], tl.float32, is_pure=True, pack=4
+        )
+    else:
+        w = w.to(tl.float32)
     return w
 
 

@@ -8,9 +8,9 @@ import triton.language as tl
 from minfer.kernels.leaf_tiles import (
     add_lanes,
     add_products,
-    is_packed,
     leaf_lines,
     load_tile,
+    no_sums,
     prefetch_lines,
 )
 from minfer.kernels.pdl import arrive, follow
@@ -75,13 +75,14 @@ def _products(
     """Sums from `first` to `last`: with `lines` of weights [rows, lines], of squares
     [rows].
     """
-    lanes: tl.constexpr = depth // 2 if is_packed(leaf[0]) else depth
-    tall: tl.constexpr = rows == 1 or swapped
-    wide: tl.constexpr = lanes if rows == 1 else rows
     is_int8: tl.constexpr = x.dtype.element_ty == tl.int8
-    acc = tl.zeros(
-        [lines, wide] if tall else [rows, lines], tl.int32 if is_int8 else tl.float32
-    )
+    if rows == 1:
+        acc = no_sums(lines, leaf[0], depth, group)
+    else:
+        acc = tl.zeros(
+            [lines, rows] if swapped else [rows, lines],
+            tl.int32 if is_int8 else tl.float32,
+        )
     squares = tl.zeros([rows, depth], tl.float32)
     for i in tl.static_range(held_passes):
         x_pointers = x + first + i * depth

@@ -4,10 +4,12 @@ Theory. Routing is a chain of some twenty small operations in torch (scores, gro
 sort, weights), whose launches would take longer than the experts of one token. Here the
 logits are a product like others (fused_linear.py), and all else is one launch with a
 program of one warp a token, which has its scores in registers, in a row for each group. A
-score's *key* is an integer: its order, then its inverted id; so the largest key is the
-best score's, or the lower id's of two that are equal, and each id is chosen once, NaN or
-not. Top-k takes k maxima, one after the other: a reduction in a warp, 0.1 us each; a sort
-would take longer for any k up to 16. A token's choice depends on its logits alone.
+score's *rank* is an integer of 32 bits, of which a warp finds the largest in one
+instruction. Top-k takes k maxima, one after the other, each the lowest id of the largest
+rank; so each id is chosen once, NaN or not. A sort would take longer for any k up to 16.
+The scores of those chosen are computed again, out of their logits: that is less than to
+find them in each of the k steps. Groups have *keys*, the rank and then the inverted
+place. A token's choice depends on its logits alone.
 
 A shared expert is one more of a token's experts. Its gate is a product of one output,
 which the token's program computes: a launch for it would take longer.
@@ -29,21 +31,36 @@ from minfer.kernels.pdl import early, follow
 
 WARP_SCORES: Final = 512  # of a warp
 GATE_LANES: Final = 1024  # inputs of the shared expert's gate that are loaded at once
-NONE = tl.constexpr(-(2**63))  # less than every key
+NO_KEY = tl.constexpr(-(2**63))  # less than every key
+NO_RANK = tl.constexpr(-(2**31))  # less than every rank
 NEVER = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def _rank(score):
+    """Integers that are ordered as scores are: 0 and -0 are equal."""
+    bits = tl.where(score == 0, 0.0, score).to(tl.int32, bitcast=True)
+    return tl.maximum(bits ^ ((bits >> 31) & 0x7FFFFFFF), NO_RANK + 1)
 
 
 @triton.jit
 def _key(score, ids):
     """The keys of ids with these scores: the larger is the better one's."""
-    bits = tl.where(score == 0, 0.0, score).to(tl.int32, bitcast=True)  # -0 is 0
-    order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return (order.to(tl.int64) << 32) | (0x7FFFFFFF - ids).to(tl.int64)
+    return (_rank(score).to(tl.int64) << 32) | (0x7FFFFFFF - ids).to(tl.int64)
 
 
 @triton.jit
-def _id(key):
-    return 0x7FFFFFFF - (key & 0x7FFFFFFF).to(tl.int32)
+def _scores(logit, largest, total, sigmoid: tl.constexpr):
+    """Sigmoid or softmax, of which these are the largest logit and the sum of powers."""
+    return 1 / (1 + tl.exp(-logit)) if sigmoid else tl.exp(logit - largest) / total
+
+
+@triton.jit
+def _capped(logit, cap: tl.constexpr):
+    """tanh(logit / cap) * cap; a cap of 0 is none."""
+    if cap > 0:  # tanh(y) = 2 * sigmoid(2 * y) - 1
+        logit = cap * (2 / (1 + tl.exp(logit * (-2 / cap))) - 1)
+    return logit
 
 
 @triton.jit
@@ -57,33 +74,43 @@ def _best_groups(
     """Which groups are the best, [groups, 1]: `ranked` [groups, experts of one]."""
     group = tl.arange(0, ranked.shape[0])
     place = tl.arange(0, ranked.shape[1])[None, :]
-    keys = tl.where(mask, _key(ranked, place), NONE)
+    keys = tl.where(mask, _key(ranked, place), NO_KEY)
     best = tl.max(keys, 1)[:, None]
     score = tl.sum(tl.where(keys == best, ranked, 0.0), 1)
     if best_two:
-        keys = tl.where(keys == best, NONE, keys)
+        keys = tl.where(keys == best, NO_KEY, keys)
         best = tl.max(keys, 1)[:, None]
         score += tl.sum(tl.where((keys == best) & mask, ranked, 0.0), 1)
-    keys = tl.where(group < groups, _key(score, group), NONE)
+    keys = tl.where(group < groups, _key(score, group), NO_KEY)
     is_kept = group < 0
     for _ in tl.static_range(kept_groups):
         best = tl.max(keys, 0)
         is_kept = is_kept | (keys == best)
-        keys = tl.where(keys == best, NONE, keys)
+        keys = tl.where(keys == best, NO_KEY, keys)
     return is_kept[:, None]
 
 
 @triton.jit
+def _parts(row, hidden: tl.constexpr, gate_lanes: tl.constexpr):
+    """A row, or None, in parts."""
+    parts = ()
+    for first in tl.static_range(0, 0 if row is None else hidden, gate_lanes):
+        lane = first + tl.arange(0, gate_lanes)
+        part = tl.load(row + lane, mask=lane < hidden, other=0.0)
+        parts += (part,)  # type: ignore[assignment]  # a tuple of Triton grows
+    return parts
+
+
+@triton.jit
 def _shared_weight(row, gate, hidden: tl.constexpr, gate_lanes: tl.constexpr):
-    """The weight of the shared expert: 1 without a gate."""
+    """The weight of the shared expert, of whose gate these are the parts: 1 without."""
     weight = 1.0
-    if gate is not None:
+    if len(gate) > 0:
+        x = _parts(row, hidden, gate_lanes)
         acc = tl.zeros([gate_lanes], tl.float32)
-        for first in tl.static_range(0, hidden, gate_lanes):
-            lane = first + tl.arange(0, gate_lanes)
-            x = tl.load(row + lane, mask=lane < hidden, other=0.0).to(tl.float32)
-            w = tl.load(gate + lane, mask=lane < hidden, other=0.0).to(tl.float32)
-            acc += x * w
+        tl.debug_barrier()  # before it all are loaded: later each would cost a latency
+        for i in tl.static_range(len(gate)):
+            acc += x[i].to(tl.float32) * gate[i].to(tl.float32)
         weight = 1 / (1 + tl.exp(-tl.sum(acc)))
     return weight
 
@@ -120,8 +147,11 @@ def choose(
     gate_lanes: tl.constexpr,
 ):
     """Grid [tokens]: ids and weights [tokens, top_k + shared]."""
+    gate = _parts(shared_gate, hidden, gate_lanes)
     follow()
     token = tl.program_id(0).to(tl.int64)
+    if shared:
+        share = _shared_weight(x + token * x_stride, gate, hidden, gate_lanes)
     experts_per_group: tl.constexpr = experts // groups
     group = tl.arange(0, group_lanes)[:, None]
     lane = tl.arange(0, lanes)[None, :]
@@ -129,32 +159,28 @@ def choose(
     mask = (group < groups) & (lane < experts_per_group)
     line = logits + token * experts
     logit = tl.load(line + expert, mask=mask, other=NEVER).to(tl.float32)
-    if logit_cap > 0:  # tanh(y) = 2 * sigmoid(2 * y) - 1
-        capped = logit_cap * (2 / (1 + tl.exp(logit * (-2 / logit_cap))) - 1)
-        logit = tl.where(mask, capped, NEVER)
-    if sigmoid:
-        scores = 1 / (1 + tl.exp(-logit))
-    else:
-        powers = tl.exp(logit - tl.max(logit))
-        scores = powers / tl.sum(powers)
+    logit = tl.where(mask, _capped(logit, logit_cap), NEVER)
+    largest, powers = 0.0, 1.0
+    if not sigmoid:
+        largest = tl.max(logit)
+        powers = tl.sum(tl.exp(logit - largest))
+    scores = _scores(logit, largest, powers, sigmoid)
     ranked = logit if by_logits else scores
     if correction is not None:
         ranked += tl.load(correction + expert, mask=mask, other=0.0)
     if groups > kept_groups:
         group_mask = _best_groups(ranked, mask, groups, kept_groups, best_two)
         ranked = tl.where(group_mask, ranked, NEVER)
-    keys = tl.where(mask, _key(ranked, expert), NONE)
+    rank = tl.where(mask, _rank(ranked), NO_RANK)
     top = tl.arange(0, top_lanes)
     chosen = tl.zeros([top_lanes], tl.int32)
-    chosen_scores = tl.zeros([top_lanes], tl.float32)
-    total = 0.0
     for i in tl.static_range(top_k):
-        best = tl.max(keys)
-        score = tl.sum(tl.where(keys == best, scores, 0.0))
-        keys = tl.where(keys == best, NONE, keys)
-        chosen = tl.where(top == i, _id(best), chosen)
-        chosen_scores = tl.where(top == i, score, chosen_scores)
-        total += score
+        best = tl.min(tl.where(rank == tl.max(rank), expert, experts))
+        rank = tl.where(expert == best, NO_RANK, rank)
+        chosen = tl.where(top == i, best, chosen)
+    chosen_logit = _capped(tl.load(line + chosen).to(tl.float32), logit_cap)
+    chosen_scores = _scores(chosen_logit, largest, powers, sigmoid)
+    total = tl.sum(tl.where(top < top_k, chosen_scores, 0.0))
     if normalise:
         if min_sum > 0:
             total = tl.maximum(total, min_sum)
@@ -166,7 +192,6 @@ def choose(
         chosen = tl.where((chosen >= 0) & (chosen < num_local_experts), chosen, -1)
     weight = chosen_scores * scaling
     if shared:
-        share = _shared_weight(x + token * x_stride, shared_gate, hidden, gate_lanes)
         chosen = tl.where(top == top_k, experts, chosen)
         weight = tl.where(top == top_k, share, weight)
     if real is not None:

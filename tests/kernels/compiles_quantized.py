@@ -13,9 +13,11 @@ from triton.runtime.jit import JITFunction
 from minfer import kernels
 from minfer.kernels import experts, fused_linear, quantized_linear
 from minfer.kernels.experts_tunes import (
+    FP8_BLOCKS_FEW_TOKENS,
     QUANTIZED_FEW_TOKENS,
     QUANTIZED_GROUPED_TABLE,
     ExpertsTune,
+    FewTokensTune,
 )
 from minfer.kernels.leaves import (
     FP8,
@@ -96,6 +98,12 @@ def mixture(scheme: Scheme, tokens: int, tune: ExpertsTune) -> None:
     experts.add_experts(x, x, layer, choice, tune)
 
 
+def few_tokens(scheme: Scheme) -> FewTokensTune:
+    if scheme is FP8_BLOCKS:
+        return FP8_BLOCKS_FEW_TOKENS
+    return QUANTIZED_FEW_TOKENS[scheme.bits]
+
+
 def many_tokens(scheme: Scheme) -> None:
     """Large tiles, of dequantized weights, or of integers."""
     if scheme is INT8:
@@ -131,7 +139,7 @@ def main(skip_slow: bool) -> None:
         for tokens in (1, 16, 33):
             products(scheme, tokens)
         many_tokens(scheme)
-        mixture(scheme, 1, QUANTIZED_FEW_TOKENS[scheme.bits])
+        mixture(scheme, 1, few_tokens(scheme))
         for row in QUANTIZED_GROUPED_TABLE:
             mixture(scheme, 4, row.tune)
     for dtype in (torch.float8_e4m3fn, torch.int8):

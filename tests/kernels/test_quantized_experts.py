@@ -39,7 +39,7 @@ from .test_quantized_linear import LIMIT, relative, schemes
 # Small tiles, so that there are several of each kind.
 TUNES: dict[str, ExpertsTune] = {
     "few": FewTokensTune(GateUpTune(16, 64, 2, 1), DownTune(32, 32, 2, 2)),
-    "few wide": FewTokensTune(GateUpTune(16, 128, 2, 1), DownTune(32, 256, 2, 2)),
+    "few wide": FewTokensTune(GateUpTune(16, 256, 2, 1), DownTune(32, 256, 2, 2)),
     "rows": ManyTokensTune(
         16, GroupedTune(16, 64, 4, 2, 1, False), GroupedTune(32, 32, 4, 2, 2, False)
     ),
