@@ -48,9 +48,8 @@ from minfer.kernels.packages import QUACK, missing
 from minfer.records.config import EngineConfig
 from minfer.values.texts import counted
 
-# For heads of up to 64 dimensions, and wider ones; for fewer inputs Triton is as fast,
-# and starts sooner.
-MIN_FLASH_TOKENS: Final = (2048, 512)
+# By the most dimensions of a head; for fewer inputs Triton is as fast, and starts sooner.
+MIN_FLASH_TOKENS: Final = {64: 2048, 128: 512, 256: 2048}
 # Inputs of the longest chunk, and inputs that attend to a token of the history on
 # average, from which latents are expanded. With 128 heads it pays from 256 on, with 16
 # from 512 to 2,048, by the history; at 8,192 it takes 0.17 to 0.25 of the time (H100,
@@ -119,7 +118,8 @@ class GroupRoute:
         """Inputs of the longest chunk from which flash-attn reads the cache; 0: never."""
         if self.latents or self.no_flash:
             return 0
-        return MIN_FLASH_TOKENS[self.attention.query_dim > 64]
+        dim = self.attention.query_dim
+        return next(tokens for most, tokens in MIN_FLASH_TOKENS.items() if dim <= most)
 
     def splits(self, rows: int, context: int) -> int:
         """Returns the number of ranges into which contexts of up to `context` tokens are

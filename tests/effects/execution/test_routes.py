@@ -90,8 +90,10 @@ def test_flash_attn_serves_long_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
             )
         return min_tokens
 
-    assert flash_from() == MIN_FLASH_TOKENS[0]
-    assert flash_from(with_attention(QWEN_05B, head_dim=128)) == MIN_FLASH_TOKENS[1]
+    assert flash_from() == MIN_FLASH_TOKENS[64]
+    for head_dim in (128, 256):
+        wide = with_attention(QWEN_05B, head_dim=head_dim)
+        assert flash_from(wide, 4096) == MIN_FLASH_TOKENS[head_dim]
     assert flash_from(with_windows(QWEN_05B, *(4,) * 24)) == 0
     assert "small enough" in dict(made(budget=64).described())["prefill attention"]
     assert not made(budget=64).uses_flash
@@ -105,7 +107,7 @@ def test_flash_attn_serves_the_groups_that_allow_it() -> None:
     """Windows of one group are no reason against it in another."""
     model_routes = made(with_windows(QWEN_05B, 4, *(None,) * 23))
     assert model_routes.by_flash(9999, 9999) == (False, True)
-    assert model_routes.by_flash(9999, MIN_FLASH_TOKENS[0] - 1) == (False, False)
+    assert model_routes.by_flash(9999, MIN_FLASH_TOKENS[64] - 1) == (False, False)
     lines = dict(model_routes.described())
     assert "before sliding windows" in lines["prefill attention, window 4"]
     assert lines["prefill attention, no window"].startswith("flash-attn from 2048")

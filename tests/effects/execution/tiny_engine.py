@@ -207,7 +207,9 @@ def serve_by_packages(
     on, whatever the device.
     """
     backend: Any = runner.backend
-    monkeypatch.setattr(routes, "MIN_FLASH_TOKENS", (flash_from, flash_from))
+    monkeypatch.setattr(
+        routes, "MIN_FLASH_TOKENS", dict.fromkeys(routes.MIN_FLASH_TOKENS, flash_from)
+    )
     runner.captured = 0
     runner.backend = evolve(
         backend,
