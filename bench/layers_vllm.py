@@ -26,6 +26,9 @@ SETTINGS: Final = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # of `spread_routing`
+    # Else 1,949 kernels are compiled at the start with FP8 in blocks, for 15 minutes and
+    # more. Those that are used are compiled by the first requests.
+    "VLLM_DEEP_GEMM_WARMUP": "skip",
 }
 DRAWN: Final = ("embed_tokens.weight", "mlp.gate.weight", "router.layer.weight")
 

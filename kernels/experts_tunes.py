@@ -149,11 +149,12 @@ QUANTIZED_GROUPED_TABLE: Final = [
     ),
     *GROUPED_TABLE[2:],
 ]
-# Of FP8 in blocks, at the shape of Qwen3-Next-80B-A3B (`bench.fp8_blocks_tunes_gpu`). For
-# few tokens start values until they are measured: a warp loads 512 bytes of a line, 16 a
-# thread, which then has their inputs as well, and weights of all pairs are held.
+# Of FP8 in blocks, at the shape of Qwen3-Next-80B-A3B with the shared expert as one more
+# (H200, 2026-12-01, `bench.fp8_blocks_tunes_gpu --paths`): us of a layer, beside experts
+# grouped and the bytes' floor: 15 (28, 8) for a token, 72 (86, 56) for 8, 126 (134, 101)
+# for 16.
 FP8_BLOCKS_FEW_TOKENS: Final = FewTokensTune(
-    GateUpTune(4, 2048, 2, 1), DownTune(2, 512, 1, 11)
+    GateUpTune(4, 2048, 2, 1), DownTune(4, 512, 1, 6)
 )
 # Rows are rounded to 8 bits, of which the tensor cores multiply twice as many. A tile of
 # gates and ups has a group of what they give. Measured (H200, 2026-12-01): us of a layer,

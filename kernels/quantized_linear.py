@@ -32,8 +32,8 @@ from minfer.kernels.linear_tunes import LinearTune
 from minfer.kernels.norm import normalise
 from minfer.kernels.quantized_kernels import dequantized, round_rows, scaled_sums
 from minfer.kernels.quantized_tunes import (
-    MAX_BLOCKS_TOKENS,
     MAX_FUSED_NORM_TOKENS,
+    max_blocks_tokens,
     rounded_tune_of,
     tune_of,
 )
@@ -156,7 +156,7 @@ def _few_tokens_tune(
     """The constants of the kernel of few tokens; None: it does not take such a leaf, or
     another way is faster.
     """
-    if len(x) > MAX_BLOCKS_TOKENS and fp8_blocks.takes(x, matrix):
+    if len(x) > max_blocks_tokens(matrix) and fp8_blocks.takes(x, matrix):
         return None
     return tune_of(x, matrix, gated=gated)
 

@@ -17,7 +17,7 @@ from minfer.kernels import quantized_linear as module
 from minfer.kernels.fp8_blocks import BLOCK, rounded
 from minfer.kernels.leaves import FP8, FP8_BLOCKS, Activation, Linear
 from minfer.kernels.quantized_kernels import round_groups
-from minfer.kernels.quantized_tunes import MAX_BLOCKS_TOKENS
+from minfer.kernels.quantized_tunes import MAX_BLOCKS_TOKENS, max_blocks_tokens
 from minfer.kernels.target import HOPPER
 from tests.circles import long
 
@@ -227,7 +227,7 @@ def test_few_tokens_stay_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         return call
 
     monkeypatch.setattr(fp8_blocks, "DTYPE", torch.bfloat16)
-    monkeypatch.setattr(module, "MAX_BLOCKS_TOKENS", 32)
+    monkeypatch.setattr(module, "max_blocks_tokens", lambda _: 32)
     monkeypatch.setattr(fused_linear, "fits", lambda *_, **__: True)
     monkeypatch.setattr(fused_linear, "launch", noted("kernel"))
     monkeypatch.setattr(fused_linear, "linear", noted("multiplied"))
@@ -247,6 +247,14 @@ def test_few_tokens_stay_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert way(65, ragged) == way(65, exact) == dequantized
     assert way(33, leaf, torch.float16) == ["kernel"]
     assert way(65, leaf, torch.float16) == dequantized
+
+
+def test_the_library_takes_large_matrices_from_fewer_tokens_on() -> None:
+    def most(outputs: int) -> int:
+        weight = torch.empty(outputs, 2048, device="meta", dtype=torch.float8_e4m3fn)
+        return max_blocks_tokens(Linear(weight=weight, parts=(outputs,)))
+
+    assert most(12_288) < most(4096) == MAX_BLOCKS_TOKENS
 
 
 @pytest.mark.skipif(not CUDA, reason="real shapes are for the GPU")
