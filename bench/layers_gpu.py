@@ -17,12 +17,14 @@ import random
 import tempfile
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
 import torch.nn.functional as F
 
+from bench.kernel_profile import profiled, report
 from bench.layer_loads import LONG, STEPS, Loads, measured, step_figures
 from bench.results import run
 from minfer import LLM, SamplingParams
@@ -237,6 +239,7 @@ SHAPES["granite4-tiny"] = SHAPES["granite4"] | {  # Granite 4.0 H Tiny
 COMMON: Final = {"dtype": "bfloat16", "max_position_embeddings": 40_960}
 TINY_LENGTHS: Final = {"inputs": 64, "outputs": 16, "context": 200}
 TINY_PROMPT: Final = 300
+PROFILED_INPUTS, PROFILED_STEPS = 16, 33  # of rows; the first step is prefill
 
 
 def tiny(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -390,6 +393,24 @@ def draw(weights: Weights) -> None:
             layer.feed_forward.router.weight.normal_()
 
 
+def profiles(name: str, model: Model, args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the kernels of decode steps by rows, and of prompts by tokens."""
+    works = {
+        f"{name}, {rows} rows": partial(model.ask, rows, PROFILED_INPUTS, PROFILED_STEPS)
+        for rows in args.profile_rows
+    }
+    works |= {
+        f"{name}, prompt of {tokens}": partial(model.ask, 1, tokens, 1)
+        for tokens in args.profile_prefill
+    }
+    results = dict[str, Any]()
+    for title, work in works.items():
+        work()
+        steps = PROFILED_STEPS - 1 if title.endswith("rows") else 1
+        results[title] = report(title, profiled(work), steps)
+    return results
+
+
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Measure all models that are named."""
     results: dict[str, Any] = {}
@@ -412,6 +433,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             prompts = [TINY_PROMPT for _ in args.prefill]
             loads = Loads(args.rows, args.long, prompts, **TINY_LENGTHS)
         results[name] = {"start_s": model.start, **measured(name, model, loads)}
+        if profile := profiles(name, model, args):
+            results[name]["profile"] = profile
         model.llm.close()
         del model
         gc.collect()
@@ -430,6 +453,8 @@ if __name__ == "__main__":
             "--prefill": {"nargs": "*", "type": int, "default": [8192]},
             "--quantization": {"default": None, "help": "as minfer's option"},
             "--state-dtype": "auto",
+            "--profile-rows": {"nargs": "*", "type": int, "default": []},
+            "--profile-prefill": {"nargs": "*", "type": int, "default": []},
             "--hits": {"action": "store_true", "help": "count experts instead"},
             "--loop": {"action": "store_true", "help": "beside a loop over experts"},
             "--tiny": {"action": "store_true"},
