@@ -35,7 +35,7 @@ from bench.results import run
 from bench.shapes import qwen
 from bench.speculation_cases import LOW_WORDS, PLAIN, Case, Part, Prompts, Way
 from bench.speculation_speed import Results, measured, table
-from minfer.effects.models.architecture.moe import MoEWeights
+from minfer.effects.models.architecture.moe_weights import MoEWeights
 from minfer.effects.models.architecture.weights import Weights
 from minfer.effects.models.checkpoint import checkpoint
 from minfer.effects.models.draft_heads import head_files

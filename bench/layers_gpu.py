@@ -30,7 +30,8 @@ from bench.results import run
 from minfer import LLM, SamplingParams
 from minfer.effects.execution.running.own_model import OwnModel
 from minfer.effects.execution.torch_executor import TorchExecutor
-from minfer.effects.models.architecture.moe import MoE, MoEWeights
+from minfer.effects.models.architecture.moe import MoE
+from minfer.effects.models.architecture.moe_weights import MoEWeights
 from minfer.effects.models.architecture.weights import Weights
 from minfer.kernels import router
 from minfer.kernels.activation import gated_mul

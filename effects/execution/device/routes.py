@@ -28,7 +28,8 @@ from minfer.effects.models.architecture.dense import Dense
 from minfer.effects.models.architecture.gqa import GQA
 from minfer.effects.models.architecture.kv_format import KvFormat
 from minfer.effects.models.architecture.layers import Attention
-from minfer.effects.models.architecture.moe import MAX_TOKENS_WITH_SHARED, MoE
+from minfer.effects.models.architecture.moe import MoE
+from minfer.effects.models.architecture.moe_step import MAX_TOKENS_WITH_SHARED
 from minfer.effects.models.architecture.spec import ModelSpec
 from minfer.effects.models.dtypes import kv_dtype_bytes, torch_dtype
 from minfer.effects.models.layout.shapes import captured_tokens, dequantized_blocks

@@ -8,7 +8,8 @@ layers.py, layer_step.py     a decoder layer: an attention and a feed-forward; i
 gqa.py, mla.py              the attentions: sizes, weights, and the step of each, of the
                             first in gqa_reader.py, gqa_weights.py and gqa_step.py
 layer_heads.py, layer_inputs.py     what differs by layer, and inputs of layers
-dense.py, moe.py            the feed-forwards: the same of each
+dense.py, moe.py            the feed-forwards: the same of each, of the second in
+                            moe_weights.py and moe_step.py
 gaussian_topk.py            a dense one, most of whose channels are zero
 altup.py, laurel.py         several residual streams; a part of one beside attention
 linear.py                   matrices, fused and sharded

@@ -20,7 +20,9 @@ from minfer.effects.models.architecture.layer_inputs import layer_input_rows
 from minfer.effects.models.architecture.layers import Layer, LayerWeights
 from minfer.effects.models.architecture.mla import MLAWeights, attend_mla, store_mla
 from minfer.effects.models.architecture.model_step import KeptTokens, ModelStep
-from minfer.effects.models.architecture.moe import MoE, MoEWeights, feed_moe
+from minfer.effects.models.architecture.moe import MoE
+from minfer.effects.models.architecture.moe_step import feed_moe
+from minfer.effects.models.architecture.moe_weights import MoEWeights
 from minfer.effects.models.architecture.products import add_product, normalise
 from minfer.effects.models.architecture.recurrent import mix_with_state
 

@@ -54,8 +54,8 @@ from minfer.effects.models.architecture.mla import (
     empty_mla,
     mla_parts,
 )
-from minfer.effects.models.architecture.moe import (
-    MoE,
+from minfer.effects.models.architecture.moe import MoE
+from minfer.effects.models.architecture.moe_weights import (
     MoEWeights,
     empty_moe,
     moe_parts,

@@ -7,10 +7,12 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from minfer.effects.models.architecture import moe
+from minfer.effects.models.architecture import moe_step
 from minfer.effects.models.architecture.linear import WeightMaker
 from minfer.effects.models.architecture.model_step import ModelStep
-from minfer.effects.models.architecture.moe import MoE, MoEWeights, empty_moe, feed_moe
+from minfer.effects.models.architecture.moe import MoE
+from minfer.effects.models.architecture.moe_step import feed_moe
+from minfer.effects.models.architecture.moe_weights import MoEWeights, empty_moe
 from minfer.effects.models.architecture.product_context import ProductContext
 from minfer.effects.models.architecture.quantization import Quantization
 from minfer.effects.models.architecture.spec_reader import parse_spec
@@ -70,14 +72,14 @@ def test_few_tokens_get_what_a_dense_feed_forward_adds(
 ) -> None:
     sizes, weights = layer(key)
     dense: list[int] = []
-    add_shared = moe._add_shared
+    add_shared = moe_step._add_shared
 
     def counted(*args: Any) -> None:
         dense.append(len(args[3]))
         add_shared(*args)
 
-    monkeypatch.setattr(moe, "_add_shared", counted)
-    monkeypatch.setattr(moe, "MAX_TOKENS_WITH_SHARED", 5)
+    monkeypatch.setattr(moe_step, "_add_shared", counted)
+    monkeypatch.setattr(moe_step, "MAX_TOKENS_WITH_SHARED", 5)
     few, many = fed(sizes, weights, 5), fed(sizes, weights, 6)
     assert dense == [6]
     without = evolve(weights, with_shared=None)
