@@ -19,8 +19,9 @@ from minfer.kernels.row_state import RowTensors, StepInputs
 SOFTPLUS_LINEAR_FROM: Final = 20.0  # above, softplus(x) is x
 CLAMP: Final = 7.0  # of the clamped activation
 STEEPNESS: Final = 1.702
-# Rows of float32 for which `linear` computes weight @ x.T: 1.3 to 2.8 times as fast as
-# x @ weight.T (MKL on an AMD EPYC), which is as fast with one row and with 16.
+# Rows of float32 for which `linear` computes weight @ x.T on the CPU: 1.3 to 2.8 times as
+# fast as x @ weight.T (MKL on an AMD EPYC), which is as fast with one row and with 16. On
+# a GPU, whose kernels leave some products to `linear`, it would be more launches.
 FEW_ROWS: Final = range(2, 9)
 
 
@@ -104,7 +105,7 @@ def product_dtype(kind: torch.dtype) -> torch.dtype:
 
 
 def _has_few_rows(x: Tensor) -> bool:
-    return len(x) in FEW_ROWS and x.dtype is torch.float32
+    return len(x) in FEW_ROWS and x.dtype is torch.float32 and not x.is_cuda
 
 
 def norm_linear(x: Tensor, norm: Norm | None, matrix: Linear) -> Tensor:

@@ -220,6 +220,8 @@ def _rounded(
     """Returns rows in 8 bits, and their scales, as the product with a leaf takes them;
     else as `round_rows`.
     """
+    if x.stride(1) != 1:  # kernels that round take rows with numbers side by side
+        x = x.contiguous()
     if matrix.blocks is not None:
         return fp8_blocks.rounded(x, norm, activation)
     return round_rows(x, matrix.weight.dtype, norm, activation)

@@ -18,7 +18,7 @@ from minfer.kernels.state_work import StateChunks, StateWork
 
 DECODE_CHANNELS: Final = 512  # of a program
 CHUNK_CHANNELS: Final = 128  # of a program
-CHUNK_TOKENS: Final = 32  # of a program
+CHUNK_TOKENS: Final = 32  # of a program, at least
 
 
 @triton.jit
@@ -168,7 +168,7 @@ def _convolve(
             mask=is_input,
             other=0.0,
         ).to(tl.float32)
-        # Only the first blocks have inputs before the chunk.
+        # Only the first block has inputs before the chunk.
         if number * block < newest - line:
             is_before = (source < 0) & is_old[None, :]
             value += tl.load(
@@ -259,7 +259,10 @@ def _launch_chunks(
 ) -> None:
     """Launch the convolution of chunks."""
     count, spacing = len(chunks.rows), chunks.spacing
-    grid = most_blocks(tokens, count, CHUNK_TOKENS), triton.cdiv(channels, CHUNK_CHANNELS)
+    # The second block reads no state: the program of the first writes it.
+    newest = arguments["width"] - 1
+    block = max(CHUNK_TOKENS, triton.next_power_of_2(newest))
+    grid = most_blocks(tokens, count, block), triton.cdiv(channels, CHUNK_CHANNELS)
     _convolve[grid](
         **arguments,
         rows=chunks.rows,
@@ -271,6 +274,6 @@ def _launch_chunks(
         stride=None if spacing is None else spacing.stride,
         writes=writes,
         tile=CHUNK_CHANNELS,
-        block=CHUNK_TOKENS,
+        block=block,
         pad=triton.next_power_of_2(count),
     )

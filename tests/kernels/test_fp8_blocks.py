@@ -202,6 +202,18 @@ def test_products_are_the_references(outputs: int, bias: bool) -> None:
         assert relative(case.made(name, None), case.expected(name)) < 6e-2
 
 
+def test_rows_of_any_layout() -> None:
+    """Apart in memory; or their numbers, as modules of transformers may transpose what
+    they multiply.
+    """
+    case = case_of(128)
+    expected = module.linear(case.x, case.by)
+    wide = torch.cat([case.x, case.x], 1)
+    for x in (wide[:, : case.by.inputs], case.x.t().contiguous().t()):
+        assert not x.is_contiguous()
+        assert module.linear(x, case.by).equal(expected)
+
+
 @pytest.mark.parametrize("activation", [SILU, *long([CLAMPED, UNGATED])])
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_a_feed_forward_is_its_products(activation: Activation, is_whole: bool) -> None:

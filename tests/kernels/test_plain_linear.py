@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from minfer.kernels import plain
 from minfer.kernels.leaves import Linear
@@ -32,3 +33,17 @@ def test_products_are_the_matrix_times_each_row(
     before = residual.double()
     plain.linear_add(residual, x, leaf)
     torch.testing.assert_close(residual.double(), before + want, rtol=1e-5, atol=1e-5)
+
+
+def test_on_a_gpu_each_product_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a router in float32, for one, which no kernel takes from 5 rows on."""
+
+    class OnGPU(Tensor):
+        is_cuda = True
+
+    x = torch.randn(5, INPUTS).as_subclass(OnGPU)
+    weight, bias = torch.randn(OUTPUTS, INPUTS), torch.randn(OUTPUTS)
+    monkeypatch.delattr(torch, "mm")  # the first of three
+    product = plain.linear(x, Linear(weight=weight, bias=bias, parts=(OUTPUTS,)))
+    want = x.double() @ weight.t().double() + bias
+    torch.testing.assert_close(product.double(), want, rtol=1e-5, atol=1e-5)

@@ -68,6 +68,24 @@ def test_steps_give_what_transformers_gives_at_once(
 
 
 @pytest.mark.usefixtures("poisoned")
+def test_a_state_of_more_inputs_than_a_block(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No program reads it after another wrote it."""
+    monkeypatch.setattr(short_conv_kernels, "CHUNK_TOKENS", 2)
+    width = 6
+    weight = randn(CHANNELS, width, dtype=torch.float32, device=device, seed=1)
+    rows = PagedRows(1, UNITS, width - 1, UNIT, dtype=torch.float32, device=device)
+    x = randn(18, CHANNELS, dtype=torch.float32, device=device, seed=2)
+    outs = []
+    for start, count in ((0, 7), (7, 11)):
+        work, part = rows.work({}, (0, start, count)), x[start : start + count]
+        outs.append(short_conv(part, weight, None, None, rows.units, work))
+    expected = lfm2.causal_conv1d_fn(x.mT[None], weight, None, None)[0].mT
+    assert error(torch.cat(outs), expected.double()) < 1e-6
+
+
+@pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("width", [3, 4])
 def test_states_take_in_the_accepted_inputs_alone(
     device: str, width: int, monkeypatch: pytest.MonkeyPatch
