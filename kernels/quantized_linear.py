@@ -178,7 +178,7 @@ def _product_of_few_tokens(
 def _has_8_bit_library(x: Tensor, matrix: Linear) -> bool:
     """Whether a library multiplies numbers of 8 bits of such sizes."""
     if fp8_blocks.takes(x, matrix):
-        return True
+        return len(x) > max_blocks_tokens(matrix)
     if matrix.scheme.activations != "rows" or not x.is_cuda:
         return False
     outputs, inputs = matrix.weight.shape

@@ -259,6 +259,8 @@ def test_few_tokens_stay_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert way(65, ragged) == way(65, exact) == dequantized
     assert way(33, leaf, torch.float16) == ["kernel"]
     assert way(65, leaf, torch.float16) == dequantized
+    monkeypatch.setattr(fused_linear, "fits", lambda *_, **__: False)
+    assert way(32, leaf) == dequantized  # few tokens are not rounded
 
 
 def test_the_library_takes_large_matrices_from_fewer_tokens_on() -> None:
