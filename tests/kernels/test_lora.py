@@ -171,7 +171,7 @@ def test_adapters_of_experts(
     choice = ChosenExperts(ids.to(DEVICE), torch.rand(tokens, top_k, device=DEVICE))
     adapters = AdapterTokens(torch.tensor([0, 1, -1, 1, 0, 1], device=DEVICE).int())
     x, residual = random(tokens, hidden), random(tokens, hidden)
-    expected, without = residual.float(), residual.float()
+    expected, without = (residual.to(torch.float32, copy=True) for _ in range(2))
     exact = Experts(gate_up=in_float32(gate_up), down=in_float32(down))
     plain_experts.add_experts(expected, x.float(), exact, choice, adapters)
     plain_experts.add_experts(without, x.float(), exact, choice)
