@@ -2,9 +2,10 @@
 happened.
 
 Loaded with `-p`, before anything of the core is imported. A test that takes more than
-`TEST_CPU` seconds of CPU is endless: no sound test takes half of that. A run that takes
-more than `RUN_CPU` in all ends there, and has found nothing. Notes are lines of JSON in
-the file `NOTES` names, so that a run which had to be killed tells how far it came.
+`TEST_CPU` seconds of CPU is endless: no sound test takes a quarter of that on a slow
+processor whose other thread is busy. A run that takes more than `RUN_CPU` in all ends
+there, and has found nothing. Notes are lines of JSON in the file `NOTES` names, so that a
+run which had to be killed tells how far it came.
 """
 
 import json
@@ -25,7 +26,7 @@ from tests.mutation.loader import install
 # variables of the environment: a mutant's key, or nothing
 MUTANT: Final = "MINFER_MUTANT"
 NOTES: Final = "MINFER_MUTANT_NOTES"  # a path
-TEST_CPU: Final = 6  # seconds
+TEST_CPU: Final = 20  # seconds
 RUN_CPU: Final = 120
 MEMORY: Final = 4 * 2**30  # bytes of address space; mutants may build lists without end
 ENDLESS: Final = 77  # exit statuses beside pytest's own
