@@ -101,3 +101,16 @@ def test_rows_that_are_in_no_failed_step_keep_their_states() -> None:
     bench.give(Pause("paused", 0, paused=False))
     bench.drain()
     assert bench.out["paused", 0] == bench.right(paused)
+
+
+def test_with_one_failure_allowed_rows_that_were_in_no_failed_step_go_on() -> None:
+    bench = Bench(evolve(CONFIG, depth=1, max_failures=1))
+    paused = ask("paused", 5, 9, needs_host_mask=True)
+    bench.give(Submit(paused), Submit(ask("a", 5, 9)))
+    bench.turn(Pause("paused", 0))
+    bench.turn()
+    bench.give(bench.oracle.fail("boom", halfway=False))
+    assert [*bench.ended] == [("a", 0)]
+    bench.give(Pause("paused", 0, paused=False))
+    bench.drain()
+    assert bench.out["paused", 0] == bench.right(paused)
