@@ -57,6 +57,7 @@ READ_BY_THEM: Final[tuple[tuple[str, str], ...]] = (
     ("Qwen3Moe", "experts"),
 )
 PROMPTS: Final = [[1, 2, 3, 4, 5], [7, 100, 12] * 9]
+SHORT_PROMPTS: Final = [[7 + number, 100 - number, 12] for number in range(27)]
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +241,8 @@ def test_transformers_logits_with_rounded_activations(
 ) -> None:
     """FP8 alone: for INT8 compressed-tensors divides by 127.5, and minfer by 127. Where
     an activation is halfway between two numbers, the last bit of a sum before it decides
-    which is taken, by the processor: so it and the positions behind it are less close.
+    which is taken, by the processor: so it and the positions behind it in its prompt are
+    less close.
     """
     pytest.importorskip("compressed_tensors", reason="pip install '.[dev]'")
     import transformers
@@ -251,12 +253,11 @@ def test_transformers_logits_with_rounded_activations(
     model = read(written, dtype=torch.float32)
     settings: dict[str, Any] = {"dtype": "float32", "skip_tokenizer_init": True, **SMALL}
     with LLM(str(written), **settings) as llm:
-        logits = packed_logits(llm, PROMPTS[1:])[0]
+        logits = torch.stack([*packed_logits(llm, SHORT_PROMPTS)])
     with torch.inference_mode():
-        expected = model(torch.tensor(PROMPTS[1:])).logits[0]
+        expected = model(torch.tensor(SHORT_PROMPTS)).logits
     distances = (logits - expected).abs().amax(-1) / expected.std()
-    assert float(distances.quantile(0.1)) < 1e-4
-    assert float(distances.median()) < 1e-2
+    assert float(distances.median()) < 1e-4
     assert float(distances.max()) < 0.3
 
 
