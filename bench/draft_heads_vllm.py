@@ -11,22 +11,20 @@ by vLLM's own "synthetic" rejection, whose rates are of all drafts up to a place
 import argparse
 import itertools
 import operator
-import os
-import random
 import tempfile
-import time
 from pathlib import Path
 from typing import Any, Final
 
 from bench.draft_heads_gpu import CACHE, INPUTS, MODELS, OUTPUTS, Model
-from bench.layers_vllm import SETTINGS, greedy, memory_settings, spread_routing
+from bench.layers_vllm import Model as Vllm
+from bench.layers_vllm import memory_settings, set_environment, spread_routing
 from bench.results import run, show, spread
 from bench.speculation_cases import LOW_WORDS, PLAIN
 
 DRAFTS: Final = "drafts"
 
 
-def engine(model: Model, args: argparse.Namespace, *, drafts: bool) -> Any:
+def engine(model: Model, args: argparse.Namespace, *, drafts: bool) -> Vllm:
     """vLLM with the model, and its head if there are `drafts`."""
     from vllm import LLM
 
@@ -49,23 +47,12 @@ def engine(model: Model, args: argparse.Namespace, *, drafts: bool) -> Any:
     )
     if model.spreads_routing:
         llm.apply_model(spread_routing)
-    return llm
-
-
-def ask(llm: Any, rows: int, rng: random.Random) -> float:
-    """Returns output tokens a second of `rows` requests at once."""
-    draws = [rng.choices(range(1, LOW_WORDS), k=INPUTS) for _ in range(rows)]
-    prompts = [{"prompt_token_ids": ids} for ids in draws]
-    began = time.perf_counter()
-    generated = llm.generate(prompts, greedy(OUTPUTS), use_tqdm=False)
-    seconds = time.perf_counter() - began
-    return sum(len(output.outputs[0].token_ids) for output in generated) / seconds
+    return Vllm(llm, range(1, LOW_WORDS))
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Measure both engines in turn."""
-    for name, value in SETTINGS.items():  # read when vllm is imported
-        os.environ.setdefault(name, value)
+    set_environment()
     import torch
     import vllm
 
@@ -77,12 +64,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             way: engine(model, args, drafts=drafts) for way, drafts in ways.items()
         }
     results: dict[str, Any] = {}
-    rng = random.Random(0)
     for rows in args.rows:
-        for llm in engines.values():
-            ask(llm, rows, rng)
+        for vllm_engine in engines.values():
+            vllm_engine.ask(rows, INPUTS, OUTPUTS)
         pairs = [
-            {way: ask(llm, rows, rng) for way, llm in engines.items()}
+            {way: each.ask(rows, INPUTS, OUTPUTS) for way, each in engines.items()}
             for _ in range(args.pairs)
         ]
         results[f"{rows} rows"] = {

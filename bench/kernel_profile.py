@@ -28,7 +28,6 @@ class Launch:
 
     name: str
     grid: Grid
-    start_us: float
     us: float
     added_us: float
 
@@ -45,7 +44,7 @@ def launches(events: Iterable[Mapping[str, Any]]) -> list[Launch]:
         name = kernel["name"][:NAME_LENGTH]
         grid = (*kernel["args"].get("grid", ()),)
         added_us = max(0.0, start + us - end)
-        found.append(Launch(name, grid, start, us, added_us))
+        found.append(Launch(name, grid, us, added_us))
         end += added_us
     return found
 

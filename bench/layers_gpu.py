@@ -396,19 +396,17 @@ def draw(weights: Weights) -> None:
 
 def profiles(name: str, model: Model, args: argparse.Namespace) -> dict[str, Any]:
     """Returns the kernels of decode steps by rows, and of prompts by tokens."""
-    works = {
-        f"{name}, {rows} rows": partial(model.ask, rows, PROFILED_INPUTS, PROFILED_STEPS)
-        for rows in args.profile_rows
-    }
-    works |= {
-        f"{name}, prompt of {tokens}": partial(model.ask, 1, tokens, 1)
-        for tokens in args.profile_prefill
-    }
     results = dict[str, Any]()
-    for title, work in works.items():
+
+    def note(title: str, rows: int, inputs: int, outputs: int, steps: int) -> None:
+        work = partial(model.ask, rows, inputs, outputs)
         work()
-        steps = PROFILED_STEPS - 1 if title.endswith("rows") else 1
-        results[title] = report(title, profiled(work), steps)
+        results[title] = report(f"{name}, {title}", profiled(work), steps)
+
+    for rows in args.profile_rows:
+        note(f"{rows} rows", rows, PROFILED_INPUTS, PROFILED_STEPS, PROFILED_STEPS - 1)
+    for tokens in args.profile_prefill:
+        note(f"prompt of {tokens}", 1, tokens, 1, 1)
     return results
 
 

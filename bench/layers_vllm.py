@@ -33,6 +33,12 @@ SETTINGS: Final = {
 DRAWN: Final = ("embed_tokens.weight", "mlp.gate.weight", "router.layer.weight")
 
 
+def set_environment() -> None:
+    """Set what vLLM reads when it is imported, as far as it is not set."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+
+
 def spread_routing(model: Any) -> int:
     """Draw embeddings and routers of vLLM's model from N(0, 1)."""
     parameters = [p for name, p in model.named_parameters() if name.endswith(DRAWN)]
@@ -44,13 +50,13 @@ def spread_routing(model: Any) -> int:
 class Model:
     """vLLM with one model."""
 
-    def __init__(self, llm: Any) -> None:
-        self.llm = llm
+    def __init__(self, llm: Any, words: range = range(100, 100_000)) -> None:
+        self.llm, self.words = llm, words
         self.rng = random.Random(0)
 
     def prompts(self, rows: int, inputs: int) -> list[dict[str, list[int]]]:
         """Returns random prompts."""
-        draws = [self.rng.choices(range(100, 100_000), k=inputs) for _ in range(rows)]
+        draws = [self.rng.choices(self.words, k=inputs) for _ in range(rows)]
         return [{"prompt_token_ids": ids} for ids in draws]
 
     def ask(self, rows: int, inputs: int, outputs: int) -> float:
@@ -123,8 +129,7 @@ def measured_model(args: argparse.Namespace) -> dict[str, Any]:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Measure the model."""
-    for name, value in SETTINGS.items():  # read when vllm is imported
-        os.environ.setdefault(name, value)
+    set_environment()
     import torch
     import vllm
 

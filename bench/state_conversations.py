@@ -13,7 +13,6 @@ minfer; its pool has as many bytes. `--tiny` is for a CPU: to try the script.
 import argparse
 import asyncio
 import json
-import os
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -25,7 +24,7 @@ from typing import Any, Final
 from attrs import define, field
 
 from bench.layers_gpu import COMMON, SHAPES, tiny
-from bench.layers_vllm import SETTINGS, greedy, memory_settings
+from bench.layers_vllm import greedy, memory_settings, set_environment
 from bench.results import percentiles, run, show
 
 MODEL: Final = "qwen3.5-2B"
@@ -131,8 +130,7 @@ def open_engine(args: argparse.Namespace, folder: str) -> Any:
     size = args.holds * args.conversations * tokens * TOKEN_BYTES
     if args.engine == "vllm":
         settings |= memory_settings(size / 1e9)
-        for name, value in SETTINGS.items():  # read when vllm is imported
-            os.environ.setdefault(name, value)
+        set_environment()
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM as VllmEngine
 

@@ -156,9 +156,12 @@ def _few_tokens_tune(
     """The constants of the kernel of few tokens; None: it does not take such a leaf, or
     another way is faster.
     """
-    if len(x) > max_blocks_tokens(matrix) and fp8_blocks.takes(x, matrix):
-        return None
-    return tune_of(x, matrix, gated=gated)
+    return None if _suits_blocks(x, matrix) else tune_of(x, matrix, gated=gated)
+
+
+def _suits_blocks(x: Tensor, matrix: Linear) -> bool:
+    """Whether fp8_blocks.py has such a product, and is faster."""
+    return len(x) > max_blocks_tokens(matrix) and fp8_blocks.takes(x, matrix)
 
 
 def _product_of_few_tokens(
@@ -177,8 +180,8 @@ def _product_of_few_tokens(
 
 def _has_8_bit_library(x: Tensor, matrix: Linear) -> bool:
     """Whether a library multiplies numbers of 8 bits of such sizes."""
-    if fp8_blocks.takes(x, matrix):
-        return len(x) > max_blocks_tokens(matrix)
+    if _suits_blocks(x, matrix):
+        return True
     if matrix.scheme.activations != "rows" or not x.is_cuda:
         return False
     outputs, inputs = matrix.weight.shape

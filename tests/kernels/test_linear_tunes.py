@@ -42,6 +42,7 @@ def test_large_products_of_wide_inputs_have_rows_of_their_own() -> None:
     assert tune("linear_add", 17920, 5120) not in (of_7b, None)
     assert tune("linear_add", 5120, 5120) is None
     assert tune("norm_gated", 5120, 2 * 17920) == LinearTune(16, 32, 64, 1, 4, 4, True)
+    assert tune("norm_gated", 3584, 2 * 18944) == LinearTune(16, 32, 64, 1, 4, 4, True)
     assert tune("norm_gated", 5120, 2 * 13824) == LinearTune(16, 32, 128, 1, 2, 5)
 
 
