@@ -217,6 +217,22 @@ def test_without_free_pages_a_row_makes_room_for_its_next_state() -> None:
     assert len(kept(bench) - old) == 1
 
 
+def test_a_save_leaves_a_block_for_each_row() -> None:
+    """In pools of many sizes, one of which has just enough."""
+    left = list[int]()
+    for num_blocks in range(14, 40):
+        bench = Bench(evolve(STATES, num_blocks=num_blocks, depth=1))
+        bench.give(
+            Submit(evolve(ASKED, max_tokens=8)), Submit(evolve(AGAIN, max_tokens=8))
+        )
+        while bench.state.running.run_ids:
+            rows, planned = len(bench.state.running), len(bench.plans)
+            bench.turn()
+            if any(plan.saves for plan in bench.plans[planned:]):
+                left.append(bench.state.blocks.available - rows * STATES.block_pages)
+    assert min(left) >= 0
+
+
 def test_a_failed_step_has_its_rows_start_again_from_the_last_state() -> None:
     bench = Bench(evolve(STATES, depth=2))
     other = ask("other", 6, 12)
